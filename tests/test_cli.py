@@ -250,7 +250,7 @@ def test_a_sweep_over_randomizers_says_which_ones_and_which_bound(capsys, tmp_pa
 def test_solving_for_what_is_given_or_not_used_is_refused(capsys):
     wanted = ["--epsilon", 0.5, "--delta", 1e-6]
     status, _, err = run(capsys, "calibrate", "gaussian", "--sigma", 2, "--solve-for", "sigma", *wanted)
-    assert status == 2 and "--noise-multiplier must be left out: it is what is solved for, got '2'" in err
+    assert status == 2 and "--noise-multiplier must be left out, because --solve-for names it, got '2'" in err
     given = ["calibrate", "shuffle", "--eps0", 1, "--n", 100, "--bracket", "2:9"]
     status, _, err = run(capsys, *given, "--solve-for", "k", *wanted)
     assert status == 2 and "--num-categories is not used with --randomizer local" in err
@@ -301,9 +301,9 @@ def test_whole_ranges_are_rounded_and_distinct_but_lists_are_left_as_typed():
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "'', which is no number"),
-        ("1%", "'1%', which is no number"),
-        ("1/0", "'1/0', which is no number"),
+        ("", "'', which is not a number"),
+        ("1%", "'1%', which is not a number"),
+        ("1/0", "'1/0', which is not a number"),
         ("1:2", "x must be START:STOP:COUNT or START:STOP:COUNT:log where it is a range, got '1:2'"),
         ("1:2:3:lin", "x must be START:STOP:COUNT or START:STOP:COUNT:log"),
         ("1:2:3:log:4", "x must be START:STOP:COUNT or START:STOP:COUNT:log"),
@@ -355,7 +355,7 @@ def test_an_option_is_read_with_underscores_and_an_unknown_one_named(capsys):
 def test_an_option_under_two_of_its_names_is_refused(capsys):
     with pytest.raises(SystemExit, match="2"):
         run(capsys, *"epsilon gaussian --sigma 1 --steps 100 --times 3 --delta 1e-5".split())
-    assert "--steps/--times/--rounds: must be given once, got two of them." in capsys.readouterr().err
+    assert "--steps/--times/--rounds: must be given once, got '100' and '3'." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -367,12 +367,15 @@ def test_an_option_under_two_of_its_names_is_refused(capsys):
         ("epsilon gaussian --sigma 1 --steps 1.5 --delta 1e-6", "times must be a whole number"),
         ("epsilon shuffle --eps0 1 --n 10 --delta 1e-6 --bound best", "bound must be one of 'clones'"),
         ("epsilon shuffle --eps0 1 --n 10 --delta 1e-6 --randomizer kr", "randomizer must be one of 'local', 'krr'"),
-        ("epsilon shuffle --eps0 1 --n 10 --delta 1e-6 --randomizer local,krr", "bound must be given with"),
-        ("epsilon shuffle --eps0 1 --n 10 --delta 1e-6 --randomizer local --bound blanket", "needs the randomizer"),
+        ("epsilon shuffle --eps0 1 --n 10 --delta 1e-6 --randomizer local,krr", "--bound must be given if"),
+        ("epsilon shuffle --eps0 1 --n 10 --delta 1e-6 --randomizer local --bound blanket", "needs a named"),
         ("epsilon shuffle --eps0 1 --n 10 --delta 1e-6 --randomizer krr --k 1", "num_categories must be"),
         ("epsilon shuffle --eps0 1 --n 9 --delta 1e-6 --randomizer subset --k 3 --w 3", "num_categories - subset_size"),
         ("calibrate gaussian --solve-for sigmas --bracket 1:2 --epsilon 1 --delta 1e-6", "solve-for must be one of"),
-        ("calibrate gaussian --solve-for steps --bracket 1:2 --epsilon 1 --delta 1e-6", "--noise-multiplier is needed"),
+        (
+            "calibrate gaussian --solve-for steps --bracket 1:2 --epsilon 1 --delta 1e-6",
+            "--noise-multiplier must be given",
+        ),
         ("calibrate gaussian --solve-for noise-multiplier --bracket 1 --epsilon 1 --delta 1e-6", "bracket must be"),
         ("calibrate gaussian --solve-for noise-multiplier --bracket .1:.2 --epsilon 1 --delta 1e-6", "reachable"),
         (
@@ -460,7 +463,8 @@ def test_tradeoff_of_a_file(capsys, tmp_path):
     assert [row["index"] for row in rows] == ["0", "1", "0", "1"]
     plan.write_text(jaxdp.to_json(jaxdp.Gaussian(np.ones((0, 2)))))
     status, out, err = run(capsys, "epsilon", "--from", plan, "--delta", "0.1")
-    assert (status, out) == (2, "") and "from must hold at least one mechanism" in err and "shape (0, 2)" in err
+    assert (status, out) == (2, "") and "--from must be a file with at least one mechanism" in err
+    assert "shape (0, 2)" in err
 
 
 def test_a_wide_gap_is_passed_on(capsys, monkeypatch):
@@ -586,7 +590,7 @@ BAD_FILES = {
     "corrupt": ('{"jaxdp": 1, "mechanism": ', "plan.json: text must be the JSON of a mechanism"),
     "schema": ('{"jaxdp": 99, "mechanism": {"class": "Gaussian"}}', "plan.json: schema number"),
     "class": ('{"jaxdp": 1, "mechanism": {"class": "Gauss"}}', "plan.json: mechanism: unknown class 'Gauss'"),
-    "bytes": (b"\xff\xfe\x00", "plan.json', which is no text"),
+    "bytes": (b"\xff\xfe\x00", "plan.json', which is not a text file"),
     "none": (None, "plan.json' (no such file or directory)"),
 }
 
@@ -656,5 +660,5 @@ def test_the_ends_of_a_bracket_may_be_quotients(capsys):
     assert 0.01 < row["sampling_probability"] < 0.1
     assert (
         run(capsys, *given.split(), "0:x")[2]
-        == "jaxdp: error: bracket must be LOW:HIGH, got 'x', which is no number.\n"
+        == "jaxdp: error: --bracket must be LOW:HIGH, got 'x', which is not a number.\n"
     )

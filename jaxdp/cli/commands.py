@@ -32,8 +32,10 @@ def add_parsers(commands: Any) -> None:
         mechanisms.add_target_command(commands, verb, what, functools.partial(_bounds_options, verb), _bounds)
     what = "the parameter value that meets a target epsilon and delta"
     for parser in mechanisms.parsers(mechanisms.add_command(commands, "calibrate", what), solved_for=True):
-        parser.add_argument("--solve-for", required=True, metavar="OPTION", help="its name, such as noise-multiplier")
-        where = "where the value is sought (default: outward from 1; a probability needs it)"
+        parser.add_argument(
+            "--solve-for", required=True, metavar="OPTION", help="the option to solve for, such as noise-multiplier"
+        )
+        where = "where to search (default: all numbers > 0, from 1 outward); needed for a probability, such as 0:1"
         parser.add_argument("--bracket", metavar="LOW:HIGH", help=where)
         parser.add_argument("--epsilon", required=True, metavar="RANGE")
         parser.add_argument("--delta", required=True, metavar="RANGE")
@@ -51,9 +53,9 @@ def _rows(parts: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _bounds_options(verb: str, parser: argparse.ArgumentParser, required: bool) -> None:
     parser.add_argument("--" + _VERBS[verb][0].replace("_", "-"), required=required, metavar="RANGE")
-    parser.add_argument("--out", metavar="FILE.csv", help="write all rows with all their digits")
+    parser.add_argument("--out", metavar="FILE.csv", help="write all rows, with all digits, to this file")
     if verb != "tradeoff":
-        gap = "relative distance of the bounds at which more work is not worth it, in (0, 1) (default 1e-6)"
+        gap = "relative gap of the certified bounds at which work stops, in (0, 1) (default 1e-6)"
         parser.add_argument("--gap", type=float, metavar="GAP", help=gap)
     mechanisms.progress_option(parser)
 
@@ -62,7 +64,7 @@ def _bounds(arguments: argparse.Namespace) -> None:
     target, roundings, _ = _VERBS[arguments.verb]
     mechanisms.require_full(arguments, getattr(arguments, target) is not None, "and --" + target.replace("_", "-"))
     if arguments.out is not None:
-        text.check_file("out", arguments.out, (".csv",))
+        text.check_file("--out", arguments.out, (".csv",))
     points = text.parse_range(target, getattr(arguments, target))
     asked = {} if getattr(arguments, "gap", None) is None else {"gap": arguments.gap}
     verbs: dict[str, Any] = {"epsilon": jaxdp.epsilon_bounds, "delta": jaxdp.delta_bounds, "tradeoff": jaxdp.tradeoff}
@@ -81,7 +83,9 @@ def _bounds(arguments: argparse.Namespace) -> None:
         mechanism = mechanisms.read(arguments.source)
         shape = batch_shape(mechanism)
         if 0 in shape:
-            raise ValueError(f"from must hold at least one mechanism, got {arguments.source!r} of shape {shape}.")
+            raise ValueError(
+                f"--from must be a file with at least one mechanism, got {arguments.source!r}, of shape {shape}."
+            )
         index = np.array([",".join(map(str, place)) for place in np.ndindex(shape)]).reshape(shape)
         spread = points.reshape(-1, *[1] * len(shape))
         for piece in pieces(len(points), arguments.progress):
@@ -100,7 +104,7 @@ def _calibrate(arguments: argparse.Namespace) -> None:
     wanted = names.get(spelled(arguments.solve_for), "")
     if not wanted:
         known = ", ".join(repr(name.replace("_", "-")) for name in names)
-        raise ValueError(f"solve-for must be one of {known}, got {arguments.solve_for!r}.")
+        raise ValueError(f"--solve-for must be one of {known}, got {arguments.solve_for!r}.")
     axes = mechanisms.axes_of(arguments, solved_for=wanted)
     axes |= {name: text.parse_range(name, getattr(arguments, name)) for name in ("epsilon", "delta")}
     bracket = text.parse_bracket(arguments.bracket)
@@ -141,7 +145,7 @@ def _report(arguments: argparse.Namespace) -> None:
     given = {name: getattr(arguments, name) for name in ("delta", "epsilon") if getattr(arguments, name) is not None}
     complete = arguments.out is not None and len(given) == 1
     mechanisms.require_full(arguments, complete, "with --out FILE.html and --delta or --epsilon")
-    text.check_file("out", arguments.out, (".html", ".htm"))
+    text.check_file("--out", arguments.out, (".html", ".htm"))
     page = jaxdp.report(
         mechanisms.single(arguments) if arguments.source is None else mechanisms.read(arguments.source),
         **{name: text.parse_range(name, typed) for name, typed in given.items()},

@@ -58,11 +58,11 @@ def _sweep(arguments: argparse.Namespace) -> None:
     fixed = {name: values[0] for name, values in static.items() if name == "randomizer" and len(values) == 1}
     axes |= {name: values for name, values in static.items() if name not in fixed}
     if arguments.out is not None:
-        check_ending("out", arguments.out, _DATASETS)
+        check_ending("--out", arguments.out, _DATASETS)
         if not os.path.exists(arguments.out):  # a finished sweep is only read, which needs no write access
-            make_folder("out", arguments.out)
+            make_folder("--out", arguments.out)
     if arguments.plot is not None:
-        check_file("plot", arguments.plot, _PICTURES)
+        check_file("--plot", arguments.plot, _PICTURES)
     dataset = sweep(
         functools.partial(_value, arguments.mechanism, verb, arguments.relation, fixed),
         batch_size=arguments.batch_size,
@@ -84,7 +84,7 @@ def _plot(arguments: argparse.Namespace) -> None:
     xarray = require("xarray", "plot", "sweep,plot")
     source = arguments.dataset.rstrip("/")
     check_ending("dataset", source, _DATASETS)
-    check_file("out", arguments.out, _PICTURES)
+    check_file("--out", arguments.out, _PICTURES)
     size = _parse_size(arguments.size)
     if not os.path.exists(source):
         raise ValueError(f"dataset must be what sweep wrote, got {source!r}: there is no such file.")
@@ -109,7 +109,7 @@ def _parse_size(text: str | None) -> tuple[float, float] | None:
     found = re.fullmatch(r"(\d+\.?\d*)x(\d+\.?\d*)", text)
     size = (float(found[1]), float(found[2])) if found else (0.0, 0.0)
     if not 1 <= min(size) <= max(size) <= 100:
-        raise ValueError(f"size must be WIDTHxHEIGHT in inches from 1 to 100, such as 6x4, got {text!r}.")
+        raise ValueError(f"--size must be WIDTHxHEIGHT in inches from 1 to 100, such as 6x4, got {text!r}.")
     return size
 
 
@@ -134,9 +134,9 @@ def _chosen_axes(dataset: Any, x: str | None, lines: str | None) -> tuple[str, l
     names = [] if lines is None else lines.split(",")
     numeric = _numeric_axes(dataset)
     along = next((d for d in numeric if d not in names), "") if x is None else x
-    validate.choice("x", along, tuple(d for d in numeric if d not in names))
+    validate.choice("--x", along, tuple(d for d in numeric if d not in names))
     for name in names:
-        validate.choice("lines", name, tuple(str(d) for d in dataset.dims if d != along))
+        validate.choice("--lines", name, tuple(str(d) for d in dataset.dims if d != along))
     if lines is None:
         names = [str(d) for d in dataset.dims if d != along and dataset.sizes[d] <= _FEW]
     return along, names

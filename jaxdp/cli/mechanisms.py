@@ -163,13 +163,13 @@ def single(arguments: argparse.Namespace) -> Any:
 
 def read(path: str) -> Any:
     """The record in a file that `jaxdp.to_json` wrote. Raises ValueError, naming the file."""
-    wrong = f"from must be a file that jaxdp.to_json wrote, got {path!r}"
+    wrong = f"--from must be a file that jaxdp.to_json wrote, got {path!r}"
     try:
         return jaxdp.from_json(pathlib.Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"{wrong} ({(error.strerror or '').lower()}).") from None
     except UnicodeDecodeError:
-        raise ValueError(f"{wrong}, which is no text.") from None
+        raise ValueError(f"{wrong}, which is not a text file.") from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
@@ -179,8 +179,9 @@ class _Once(argparse.Action):
 
     def __call__(self, parser: object, namespace: argparse.Namespace, values: object, _: object = None) -> None:
         """Store the value; argparse calls this for each option that was typed."""
-        if getattr(namespace, self.dest) is not None:
-            raise argparse.ArgumentError(self, "must be given once, got two of them.")
+        first = getattr(namespace, self.dest)
+        if first is not None:
+            raise argparse.ArgumentError(self, f"must be given once, got {first!r} and {values!r}.")
         setattr(namespace, self.dest, values)
 
 
@@ -211,11 +212,13 @@ def chosen(arguments: argparse.Namespace) -> dict[str, list[str]]:
     """{"randomizer": [...], "bound": [...]} of a shuffled mechanism, with defaults filled in; {} for any other."""
     if arguments.mechanism != "shuffle":
         return {}
-    bounds = _listed("bound", arguments.bound, BOUNDS)
-    randomizers = _listed("randomizer", arguments.randomizer, tuple(RANDOMIZERS))
+    bounds = _listed("--bound", arguments.bound, BOUNDS)
+    randomizers = _listed("--randomizer", arguments.randomizer, tuple(RANDOMIZERS))
     randomizers = randomizers or ["krr" if "blanket" in bounds else "local"]
     if not bounds and "local" in randomizers and len(randomizers) > 1:
-        raise ValueError("bound must be given with --randomizer local and others: its default is not theirs, got none.")
+        raise ValueError(
+            "--bound must be given if --randomizer names local and others, whose default bounds differ, got none."
+        )
     return {"randomizer": randomizers, "bound": bounds or ["clones" if "local" in randomizers else "blanket"]}
 
 
@@ -234,7 +237,7 @@ def axes_of(arguments: argparse.Namespace, solved_for: str = "") -> dict[str, np
         text = getattr(arguments, option.name)
         solved = option.name == solved_for
         if solved and text is not None:
-            raise ValueError(f"{option.flag} must be left out: it is what is solved for, got {text!r}.")
+            raise ValueError(f"{option.flag} must be left out, because --solve-for names it, got {text!r}.")
         users = _users(option)
         used = not (users and given) or bool(set(users) & set(given))
         if (solved or text is not None) and not used:
@@ -247,7 +250,7 @@ def axes_of(arguments: argparse.Namespace, solved_for: str = "") -> dict[str, np
         if solved or (text is None and option.default is not None):
             continue
         if text is None:
-            raise ValueError(f"{option.flag} is needed unless it is solved for.")
+            raise ValueError(f"{option.flag} must be given unless --solve-for names it.")
         axes[option.name] = parse_range(option.name, text, option.whole)
     return axes
 
@@ -274,7 +277,8 @@ def add_command(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
 
 def common_options(parser: argparse.ArgumentParser, table: bool = True) -> None:
     """Adds the options of every command that takes a mechanism. table: the command prints a table."""
-    parser.add_argument("--relation", choices=typing.get_args(Relation))
+    text = "how neighbouring data sets differ (default: the mechanism's natural relation)"
+    parser.add_argument("--relation", choices=typing.get_args(Relation), help=text)
     if table:
         text = 'print JSON instead of a table, with all digits; infinity and NaN are the strings "inf", "-inf", "nan"'
         parser.add_argument("--json", action="store_true", help=text)
@@ -303,7 +307,7 @@ def add_target_command(
     for parser in (*parsers(command, required=False, table=table), command):
         options(parser, parser is not command)
     common_options(command, table)
-    command.add_argument("--from", dest="source", metavar="FILE.json", help="what jaxdp.to_json wrote")
+    command.add_argument("--from", dest="source", metavar="FILE.json", help="a mechanism that jaxdp.to_json wrote")
     command.set_defaults(run=run, verb=verb)
 
 
@@ -312,7 +316,7 @@ def require_full(arguments: argparse.Namespace, complete: bool, needed: str) -> 
     if arguments.source is None and "mechanism" not in arguments:
         raise ValueError(f"give a MECHANISM (see --help), or --from FILE.json {needed}; got neither.")
     if not complete:
-        raise ValueError(f"give --from FILE.json {needed}; got --from alone.")
+        raise ValueError(f"give --from FILE.json {needed}; got only some of them.")
 
 
 def parsers(

@@ -37,7 +37,7 @@ def _number(name: str, text: str, allowed: str = "a number, a comma list or STAR
     try:
         return float(top) / float(bottom) if slash else float(text)
     except (ValueError, ZeroDivisionError):
-        raise ValueError(f"{name} must be {allowed}, got {text!r}, which is no number.") from None
+        raise ValueError(f"{name} must be {allowed}, got {text!r}, which is not a number.") from None
 
 
 def _piece(name: str, text: str) -> np.ndarray:
@@ -65,8 +65,8 @@ def parse_bracket(text: str | None) -> tuple[float, float] | None:
         return None
     ends = text.split(":")
     if len(ends) != 2:
-        raise ValueError(f"bracket must be LOW:HIGH, got {text!r}.")
-    low, high = (_number("bracket", end, "LOW:HIGH") for end in ends)
+        raise ValueError(f"--bracket must be LOW:HIGH, got {text!r}.")
+    low, high = (_number("--bracket", end, "LOW:HIGH") for end in ends)
     return low, high
 
 
