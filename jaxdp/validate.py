@@ -117,7 +117,7 @@ def equal_lists(**arrays: np.ndarray) -> None:
     if len(shapes[0]) != 1 or len(set(shapes)) > 1 or shapes[0] == (0,):
         *first, last = arrays
         found = f"{', '.join(map(str, shapes[:-1]))} and {shapes[-1]}"
-        raise ValueError(f"{', '.join(first)} and {last} must be equally long lists, got {found}.")
+        raise ValueError(f"{', '.join(first)} and {last} must be equally long lists with entries, got shapes {found}.")
 
 
 def choice(name: str, value: Any, allowed: tuple[Any, ...]) -> Any:

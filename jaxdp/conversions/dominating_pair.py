@@ -95,11 +95,14 @@ def _points(epsilons: Real, deltas: Real, symmetric: bool) -> tuple[np.ndarray, 
     eps, delta = validate.real_array("epsilons", epsilons), validate.probability("deltas", deltas)
     validate.equal_lists(epsilons=eps, deltas=delta)
     validate.reject("epsilons", eps, ~(np.abs(eps) < _FAR), f"between -{_FAR} and {_FAR}")
-    order = np.argsort(eps)
-    eps, delta = eps[order], delta[order]
-    validate.reject("epsilons", eps[1:], np.diff(eps) <= 0, "distinct", first=1)
+    repeated = np.ones(eps.shape, bool)
+    repeated[np.unique(eps, return_index=True)[1]] = False
+    validate.reject("epsilons", eps, repeated, "distinct")
     least = np.maximum(-np.expm1(eps), 0.0)
-    validate.reject("deltas", delta, delta < least * (1 - 1e-9), "at least 1 - e^epsilon")
+    bad = delta < least * (1 - 1e-9)
+    validate.reject("deltas", delta, bad, "at least 1 - e^epsilon", f"There epsilon is {eps[np.argmax(bad)]}.")
+    order = np.argsort(eps)
+    eps, delta, least = eps[order], delta[order], least[order]
     excess = np.maximum(delta - least, 0.0) * (1 + _MARGIN) + 8 * ULP * least
     if symmetric:
         eps, excess = _mirrored(eps, excess)
@@ -189,8 +192,12 @@ def pair_from_tradeoff(false_positive_rate: Real, false_negative_rate: Real) -> 
     """
     x = validate.probability("false_positive_rate", false_positive_rate)
     y = validate.probability("false_negative_rate", false_negative_rate)
-    if x.ndim != 1 or x.shape != y.shape or x.size < 2 or x[0] != 0 or x[-1] != 1 or y[-1] != 0:
-        raise ValueError("the points must go from false_positive_rate 0 to 1, where false_negative_rate is 0.")
+    validate.equal_lists(false_positive_rate=x, false_negative_rate=y)
+    if x[0] != 0 or x[-1] != 1 or y[-1] != 0:
+        raise ValueError(
+            "false_positive_rate must go from 0 to 1 and false_negative_rate end at 0, got "
+            f"{x[0]} to {x[-1]} and the end {y[-1]}."
+        )
     validate.reject("false_positive_rate", x[1:], ~(np.diff(x) > 0), "increasing", first=1)
     steps = -np.diff(y)
     slopes = steps / np.diff(x)
@@ -239,7 +246,7 @@ def grid_pairs(p_mass: Real, q_mass: Real, edge_losses: Real) -> GridPairs:
     with np.errstate(over="ignore", invalid="ignore"):  # too large a ratio: infinite as an upper end, e^709 as a lower
         low, high = np.exp(np.minimum(edges[:-1], 709.0)) * (1 - _WIDEN), np.exp(edges[1:]) * (1 + _WIDEN)
         inside = (p >= low * q * (1 - 1e-9)) & ((p <= high * q * (1 + 1e-9)) | np.isinf(high))
-    validate.reject("p_mass", p, ~inside, "between the cell's edge ratios times q_mass")
+    validate.reject("p_mass", p, ~inside, "between q_mass * exp(edge_loss) at the two edges of its cell")
     return GridPairs(DiscretePair(p, q), _spread(p, q, low, high))
 
 

@@ -199,8 +199,9 @@ def delta_from_tradeoff(
     """
     x = validate.probability("false_positive_rate", false_positive_rate)
     y = validate.probability("false_negative_rate", false_negative_rate)
-    if x.ndim != 1 or x.shape != y.shape or x.size < 2 or x[0] != 0 or x[-1] != 1:
-        raise ValueError("false_positive_rate must be a list from 0 to 1, as long as false_negative_rate.")
+    validate.equal_lists(false_positive_rate=x, false_negative_rate=y)
+    if x[0] != 0 or x[-1] != 1:
+        raise ValueError(f"false_positive_rate must go from 0 to 1, got {x[0]} to {x[-1]}.")
     validate.reject("false_positive_rate", x[1:], ~(np.diff(x) > 0), "increasing", first=1)
     validate.reject("false_negative_rate", y[1:], np.diff(y) > 0, "decreasing", first=1)
     eps = validate.inside("epsilon", epsilon, FINITE)
@@ -259,7 +260,9 @@ def gdp_mu_from_profile(epsilons: Real, deltas: Real, *, cover: Literal["interva
     eps, delta = validate.inside("epsilons", epsilons, FINITE), validate.probability("deltas", deltas)
     shape = validate.broadcast(epsilons=eps, deltas=delta)
     if not eps.ndim or shape[-1] == 0:
-        raise ValueError(f"epsilons must have a last axis of at least one point, got shape {eps.shape}.")
+        raise ValueError(
+            f"epsilons and deltas must have at least one point on the last axis, got shapes {eps.shape}, {delta.shape}."
+        )
     validate.reject("epsilons", eps[..., 1:], np.diff(eps) <= 0, "increasing along the last axis", first=1)
     eps, delta = np.broadcast_to(eps, shape), np.broadcast_to(delta, shape)
     if cover == "intervals" and shape[-1] > 1:

@@ -164,7 +164,7 @@ def renyi_curve(orders: Any, renyi: Any, domain: Domain = ORDER, name: str = "re
     first, second = np.shape(orders), np.shape(renyi)
     if not first or not second or first[-1] != second[-1]:
         raise ValueError(
-            f"orders and {name} must have a last axis of orders, the same, got shapes {first} and {second}."
+            f"orders and {name} must have equally long last axes, one entry per order, got shapes {first} and {second}."
         )
     if first[-1] == 0:
         raise ValueError("orders must not be empty.")
