@@ -418,7 +418,7 @@ def test_arrays_and_types():
 
 
 def test_wrong_input_is_refused_in_one_sentence():
-    with pytest.raises(jaxdp.UnsupportedMechanismError, match="Laplace is not available: its steps must add Gaussian"):
+    with pytest.raises(jaxdp.UnsupportedMechanismError, match="steps that add Gaussian noise, got Laplace"):
         jaxdp.epsilon(Allocation(jaxdp.Laplace(1.0), 10), 1e-6)
     with pytest.raises(ValueError, match="num_steps must be a whole number >= 1, got 2.5"):
         jaxdp.epsilon(allocation(2.5, 1.0), 1e-6)

@@ -108,7 +108,7 @@ def test_one_number_of_a_noisy_iteration_is_that_of_every_step():
     with jax.enable_x64(True):
         slope = jax.grad(lambda noise: jaxdp.epsilon(jaxdp.NoisyIteration([0.9, 0.8], noise, [1.0, 0.5]), 1e-5))(1.0)
         assert slope < 0
-    with pytest.raises(ValueError, match="must be an array with one entry per step, got three numbers"):
+    with pytest.raises(ValueError, match="must be an array with one entry per step, got three single numbers"):
         jaxdp.epsilon(jaxdp.NoisyIteration(0.9, 1.0, 1.0), 1e-5)
 
 

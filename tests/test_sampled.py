@@ -306,12 +306,12 @@ def test_composed_gaussians_inside_a_sample_are_the_one_gaussian_they_are():
         (POISSON(jaxdp.DiscretePair(P[0], Q[0]), 0.1), "replace_one", "symmetric"),
         (POISSON(jaxdp.LocalRandomizer(1.0), 0.1), "remove", "add_or_remove"),
         (POISSON(jaxdp.repeat(jaxdp.Laplace(1.0), 3), 0.1), "remove", "DiscretePair"),
-        (POISSON(jaxdp.repeat(jaxdp.NoisyIteration([0.9], [1.0], [1.0]), 3), 0.1), "remove", "composed Gaussians"),
+        (POISSON(jaxdp.repeat(jaxdp.NoisyIteration([0.9], [1.0], [1.0]), 3), 0.1), "remove", "got NoisyIteration"),
         (FIXED(jaxdp.DiscretePair(P[0], Q[0]), 0.1), "replace_one", "symmetric"),
         (
             jaxdp.compose(POISSON(jaxdp.Gaussian(1.0), 0.1), jaxdp.DiscretePair(P[0], Q[0])),
             "replace_one",
-            "not symmetric",
+            "symmetric pairs only, got DiscretePair",
         ),
     ],
 )

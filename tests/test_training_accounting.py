@@ -332,9 +332,9 @@ def test_a_removed_example_moves_all_later_ones_so_only_replace_one_is_accounted
         for relation in ("add", "remove", "add_or_remove"):
             with pytest.raises(jaxdp.UnsupportedMechanismError, match="available: 'replace_one'"):
                 jaxdp.epsilon(release, DELTA, relation=relation)
-        with pytest.raises(jaxdp.UnsupportedMechanismError, match="its records stand in a fixed order"):
+        with pytest.raises(jaxdp.UnsupportedMechanismError, match="which needs them in a fixed order"):
             jaxdp.epsilon(jaxdp.FixedSizeSampled(release, 0.9), DELTA)
-        with pytest.raises(jaxdp.UnsupportedMechanismError, match="its records stand in a fixed order"):
+        with pytest.raises(jaxdp.UnsupportedMechanismError, match="which needs them in a fixed order"):
             jaxdp.epsilon(jaxdp.PoissonSampled(jaxdp.compose(release, jaxdp.Gaussian(1.0)), 0.1), DELTA)
     with pytest.raises(jaxdp.UnsupportedMechanismError, match="give relation 'replace_one'"):
         jaxdp.epsilon(jaxdp.compose(sgd.after(steps), jaxdp.Gaussian(5.0)), DELTA)

@@ -20,7 +20,7 @@ from jaxdp.mechanisms.shuffled import LossLaw
 from jaxdp.runtime.arrays import xp
 from jaxdp.typing import Number, Real, RealField, Relation
 
-_NO_MORE_THAN_STEPS = Domain(lambda x: x <= 1, "at most 1: nobody takes part more often than there are steps")
+_NO_MORE_THAN_STEPS = Domain(lambda x: x <= 1, "at most 1, as nobody takes part twice in one step")
 
 
 @record
@@ -112,8 +112,8 @@ class RandomAllocation(Mechanism):
         if other is not None or not atoms:
             kind = type(self.mechanism if other is None else other).__name__
             raise UnsupportedMechanismError(
-                f"RandomAllocation of {kind} is not available: its steps must add Gaussian noise. "
-                "Without amplification, give the mechanism itself."
+                f"RandomAllocation needs steps that add Gaussian noise, got {kind}. "
+                "For a bound without amplification, account for the mechanism alone."
             )
 
     def derived(self) -> dict[str, tuple[Number, Domain]]:

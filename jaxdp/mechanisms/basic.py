@@ -434,7 +434,7 @@ class NoisyIteration(GaussianMechanism):
         lengths = {name: shape[-1] if shape else None for name, shape in shapes.items()}
         if not any(shapes.values()):
             raise ValueError(
-                "contraction, noise_std or shift must be an array with one entry per step, got three numbers."
+                "contraction, noise_std or shift must be an array with one entry per step, got three single numbers."
             )
         if len(set(lengths.values())) != 1 or None in lengths.values():
             raise ValueError(f"contraction, noise_std and shift must have the same number of steps, got {lengths}.")

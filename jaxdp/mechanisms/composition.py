@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -74,8 +74,10 @@ class Composed(Mechanism):
         asymmetric = [d for d in wanted if d != "forward"]
         if "replace" in asymmetric:
             if len(asymmetric) > 1:
+                others = (atom for atom, _ in flatten(self) if "reverse" in atom.directions(relation))
                 raise UnsupportedMechanismError(
-                    "under replace_one a sampled mechanism cannot be composed with a pair that is not symmetric."
+                    "under replace_one a sampled mechanism must be composed with symmetric pairs only, got "
+                    f"{_names(others)}. Use jaxdp.ApproximateDP(epsilon, delta) instead."
                 )
             return ("replace",)
         if relation == "add":
@@ -84,6 +86,15 @@ class Composed(Mechanism):
 
     def __repr__(self) -> str:
         return f"compose({', '.join(map(repr, self.parts))})"
+
+
+BOTH_ORDERS = (
+    "Use jaxdp.conversions.pair_from_profile(epsilons, deltas, symmetric=True) instead, with deltas for both orders."
+)
+
+
+def _names(mechanisms: Iterable[Mechanism]) -> str:
+    return ", ".join(dict.fromkeys(type(each).__name__ for each in mechanisms))
 
 
 def natural_relation(mechanism: Mechanism) -> Relation:
@@ -96,7 +107,7 @@ def natural_relation(mechanism: Mechanism) -> Relation:
     if len(naturals) > 1:
         atoms = [atom for atom, _ in flatten(mechanism)]
         common = [repr(each) for each in RELATIONS if each and all(each in atom.relations for atom in atoms)]
-        remedy = f"give relation {' or '.join(common)}" if common else "there is no relation that all of them have"
+        remedy = f"give relation {' or '.join(common)}" if common else "no relation is available for all of them"
         raise UnsupportedMechanismError(
             f"the composed mechanisms have different natural relations ({', '.join(sorted(naturals))}): {remedy}."
         )
@@ -108,15 +119,16 @@ def require_one_order(mechanism: Mechanism) -> None:
 
     A person's value may change from a to b in one release and from b to a in another.
     """
-    ordered = 0  # releases whose pair depends on the order, counted up to 2 for each part
+    ordered = []  # the releases whose pair depends on the order, up to 2 for each part
     for atom, times in flatten(mechanism):
         if len(atom.directions("replace_one")) > 1 and not atom.same_in_both_orders():
-            ordered += 2 if validate.is_traced(times) else int(np.clip(np.max(np.asarray(times), initial=0), 0, 2))
-    if ordered > 1:
+            runs = 2 if validate.is_traced(times) else int(np.clip(np.max(np.asarray(times), initial=0), 0, 2))
+            ordered += [atom] * runs
+    if len(ordered) > 1:
         raise UnsupportedMechanismError(
-            "several releases under replace_one need pairs with the same profile in both orders, to the last digit: a "
-            "value may change from a to b in one and from b to a in another. Give the pair of the larger profile: "
-            "jaxdp.conversions.pair_from_profile(..., symmetric=True)."
+            "several releases under replace_one must have pairs with the same profile in both orders, to the last "
+            f"digit, got {_names(ordered)}: a value may change from a to b in one release and from b to a in another. "
+            f"{BOTH_ORDERS}"
         )
 
 
@@ -274,8 +286,11 @@ def as_gaussian(mechanism: Mechanism) -> GaussianMechanism:
     if isinstance(mechanism, GaussianMechanism):
         return mechanism
     atoms = [(atom, times) for atom, times in flatten(mechanism) if isinstance(atom, Gaussian)]
-    if len(atoms) < len(flatten(mechanism)):
-        raise UnsupportedMechanismError("sampling of a composition is available for composed Gaussians only.")
+    others = [atom for atom, _ in flatten(mechanism) if not isinstance(atom, Gaussian)]
+    if others:
+        raise UnsupportedMechanismError(
+            f"a composition that is sampled must consist of jaxdp.Gaussian mechanisms, got {_names(others)}."
+        )
     with contextlib.nullcontext() if validate.is_traced(mechanism) else on_host():
         runs = [(xp.asarray(times, xp.float64), xp.asarray(g.noise_multiplier, xp.float64)) for g, times in atoms]
         mus = [xp.where(t > 0, xp.sqrt(xp.where(t > 0, t, 1.0)) / noise, 0.0) for t, noise in runs]

@@ -328,8 +328,8 @@ class FiniteRandomizer(KnownRandomizer):
     def log_mgf(self, z: jax.Array) -> jax.Array:
         """Not defined: which two rows are the worst pair may differ between rounds."""
         raise UnsupportedMechanismError(
-            "FiniteRandomizer is accounted for when shuffled only, as jaxdp.Shuffled(randomizer, num_users); a report "
-            "that is not shuffled is that of one user."
+            "FiniteRandomizer must be shuffled, as jaxdp.Shuffled(randomizer, num_users). Use "
+            "num_users=1 for a report that is not shuffled."
         )
 
     def _laws(self, make: Callable[[Array, Array, Array], Law]) -> Law:

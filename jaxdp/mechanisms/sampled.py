@@ -13,7 +13,7 @@ from jaxdp.domains import PROBABILITY, field
 from jaxdp.mechanisms import finite, sampled_laws
 from jaxdp.mechanisms.base import FiniteLaw, Mechanism, UnsupportedMechanismError, record, static_field
 from jaxdp.mechanisms.basic import Gaussian
-from jaxdp.mechanisms.composition import as_gaussian, flatten, is_gaussian
+from jaxdp.mechanisms.composition import BOTH_ORDERS, as_gaussian, flatten, is_gaussian
 from jaxdp.runtime.arrays import xp
 from jaxdp.typing import Array, Number, RealField, Relation
 
@@ -69,8 +69,8 @@ class Sampled(FiniteLaw):
         """The symmetric pair of replace_one; UnsupportedMechanismError if the base's pair is not symmetric."""
         if not is_gaussian(self.mechanism) and not self.mechanism.symmetric:
             raise UnsupportedMechanismError(
-                f"{type(self).__name__} under replace_one is available for a base whose pair is symmetric; "
-                f"got {type(self.mechanism).__name__}."
+                f"{type(self).__name__} under replace_one needs a base whose pair is symmetric, got "
+                f"{type(self.mechanism).__name__}. Use jaxdp.ApproximateDP(epsilon, delta) instead."
             )
         return ("replace",)
 
@@ -128,15 +128,18 @@ class Sampled(FiniteLaw):
         kind, base = type(self).__name__, type(self.mechanism).__name__
         if not (is_gaussian(self.mechanism) or any(map(self.mechanism.offers, ("finite_pair", "enclosing_pair")))):
             raise UnsupportedMechanismError(
-                f"{kind} of {base} is not available: sampling needs the probabilities of the outcomes, which {base} "
-                "does not give. A DiscretePair that dominates it does."
+                f"{kind} needs a base that gives the probabilities of its outcomes, got {base}. Use a DiscretePair "
+                "that dominates it, for example from jaxdp.conversions.pair_from_profile."
             )
         if any(atom.fixed_order for atom, _ in flatten(self.mechanism)):
-            raise UnsupportedMechanismError(f"{kind} of {base} is not available: its records stand in a fixed order.")
+            raise UnsupportedMechanismError(
+                f"{kind} needs a base that takes records in any order, got {base}, which needs them in a fixed order."
+            )
         if self.base_relation not in self.mechanism.relations:
             raise UnsupportedMechanismError(
-                f"{kind} needs a base whose guarantee holds under {self.base_relation!r}; {base} is stated for "
-                f"{self.mechanism.relations[0]!r} only. If it holds there too, say so with ApproximateDP."
+                f"{kind} needs a base whose guarantee holds under {self.base_relation!r}; got {base}, stated for "
+                f"{self.mechanism.relations[0]!r}. If you know its epsilon and delta under {self.base_relation!r}, use "
+                "jaxdp.ApproximateDP(epsilon, delta) as the base."
             )
 
 
@@ -261,9 +264,8 @@ class FixedSizeSampled(Sampled):
         if not (self.samples_everyone() or is_gaussian(self.mechanism) or self.mechanism.same_in_both_orders()):
             raise UnsupportedMechanismError(
                 f"{type(self).__name__} needs a base whose pair has the same profile in both orders, to the last "
-                "digit, under every relation (another record is in place of the one removed); got "
-                f"{type(self.mechanism).__name__}. The pair of the larger profile has: "
-                "jaxdp.conversions.pair_from_profile(..., symmetric=True)."
+                f"digit, got {type(self.mechanism).__name__}: another record takes the place of a removed one. "
+                f"{BOTH_ORDERS}"
             )
         return found
 

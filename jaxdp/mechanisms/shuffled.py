@@ -144,8 +144,8 @@ class Shuffled(Mechanism):
         validate.choice("bound", self.chosen_bound(), BOUNDS)
         if self.chosen_bound() == "blanket" and not isinstance(self.randomizer, KnownRandomizer):
             raise UnsupportedMechanismError(
-                'bound "blanket" needs the randomizer itself: it is available for the named ones such as '
-                'RandomizedResponse. Use "clones" or "stronger" for a LocalRandomizer.'
+                'bound "blanket" needs a named randomizer such as RandomizedResponse, got LocalRandomizer. '
+                'Use bound "clones" or "stronger", or the named randomizer.'
             )
 
     def max_loss(self) -> Number:
