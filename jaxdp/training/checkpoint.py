@@ -44,8 +44,8 @@ def refuse_rewind(state: NoisyState, furthest: int) -> None:
 def _require_bare(state: Any) -> None:
     if not isinstance(state, NoisyState):
         raise TypeError(
-            f"state must be a NoisyState, got {type(state).__name__}. Of the state of a chain give the NoisyState in "
-            "it, and the rest together with the parameters."
+            f"state must be a NoisyState, got {type(state).__name__}. Of the state of an optax.chain, pass the "
+            "NoisyState as state and the other states inside params."
         )
 
 

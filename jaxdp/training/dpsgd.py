@@ -110,8 +110,9 @@ class DPSGD:
         settings.as_counts(self, 1, "num_examples", "truncated_batch_size")
         if self.sampling not in ("poisson", "truncated_poisson", "allocation"):
             raise ValueError(
-                f"sampling must be 'poisson', 'truncated_poisson' or 'allocation', got {self.sampling!r}. Fresh "
-                "samples of fixed size: jaxdp.FixedSizeSampled. For shuffled batches only lower bounds are known."
+                f"sampling must be 'poisson', 'truncated_poisson' or 'allocation', got {self.sampling!r}. "
+                "Account for fresh batches of fixed size with jaxdp.FixedSizeSampled; for shuffled batches only lower "
+                "bounds are known."
             )
         if (self.sampling == "truncated_poisson") != (self.truncated_batch_size is not None):
             raise ValueError(
@@ -280,7 +281,10 @@ class DPSGD:
         count compiles no further program, unless it brings a new setting of a schedule.
         """
         if np.ndim(delta):
-            raise ValueError(f"delta must be one number, got shape {np.shape(delta)}. Ask jaxdp.epsilon of `after`.")
+            raise ValueError(
+                f"delta must be one number, got shape {np.shape(delta)}. For several, call jaxdp.epsilon(after(steps), "
+                "delta)."
+            )
         return float(certified_epsilon(self.after(noise.the_state(state).count), delta))
 
     def steps_within(self, epsilon: float, delta: float, *, max_steps: int = 10**6) -> float:
@@ -357,7 +361,7 @@ class DPSGD:
 
     def _require_num_examples(self) -> int:
         if self.num_examples is None:
-            raise ValueError("num_examples must be given to the constructor to draw batches, got None.")
+            raise ValueError("num_examples must be given to the constructor to draw or cut batches, got None.")
         return self.num_examples
 
 
@@ -371,9 +375,10 @@ def _clip(grads: Any, params: Any, mask: Any, partition: Any, clip_norm: Any) ->
     shapes = [(jnp.shape(g), jnp.shape(p)) for g, p in zip(*leaves, strict=True)]
     if any(g[1:] != p or not g for g, p in shapes) or len({g[0] for g, _ in shapes}) > 1:
         raise ValueError(
-            f"grads must be a ClippedSum (see DPSGD.clipped_sum) or per-example gradients with one leading axis, "
-            f"got (gradient, parameter) shapes {shapes}. Clipping a mean gradient protects nobody. optax.MultiSteps "
-            "makes one: gather microbatches in DPSGD.clipped_sum, or wrap the optimizer that follows DPSGD.privatize."
+            "grads must be a ClippedSum (see DPSGD.clipped_sum) or per-example gradients with one leading axis more "
+            f"than the parameters, got (gradient, parameter) shapes {shapes}. A mean gradient cannot be clipped per "
+            "example: instead of optax.MultiSteps, gather microbatches in DPSGD.clipped_sum, or put MultiSteps around "
+            "the optimizer that follows DPSGD.privatize."
         )
     size = shapes[0][0][0] if shapes else 0
     mask = jnp.ones((size,), bool) if mask is None else jnp.asarray(mask)

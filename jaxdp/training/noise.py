@@ -55,7 +55,7 @@ def check_key(key: Any) -> jax.Array:
         raise ValueError(f"key must be one key, got shape {checked.shape}. Use vmap over the keys of several runs.")
     impl = str(jax.random.key_impl(checked))
     if impl != "threefry2x32":  # with other implementations, draws of two steps or under vmap may coincide
-        raise ValueError(f"key must be of impl 'threefry2x32', such as jax.random.key(seed, impl=...), got {impl!r}.")
+        raise ValueError(f"key must be of impl 'threefry2x32', as jax.random.key(seed) is by default, got {impl!r}.")
     return checked
 
 
@@ -76,9 +76,9 @@ def require_partition(partition: Any) -> tuple[str, ...]:
     axes = tuple(jax.sharding.get_abstract_mesh().manual_axes)
     if axes and partition is None:
         raise ValueError(
-            f"partition must be the PartitionSpecs of the parameters inside shard_map or pmap (here over {axes}), P() "
-            "of replicated ones, got None: each shard would clip alone and draw the same noise. What takes no "
-            "partition is for use outside, where arrays may be sharded."
+            "partition must give the PartitionSpec of each parameter (P() if replicated) inside shard_map or pmap over "
+            f"{axes}, got None: each shard would clip alone and draw the same noise. Call a function without this "
+            "argument under plain jit, where arrays may be sharded."
         )
     return axes
 
@@ -90,14 +90,18 @@ def require_whole_gradients(params: Any, partition: Any, data: Any = ()) -> None
         return
     if not all(axis in _varying(jax.lax.axis_index(axis)) for axis in axes):
         raise ValueError(
-            "gradients can be clipped inside shard_map with check_vma=True alone, got check_vma=False or pmap: there "
-            "the gradient of a replicated parameter is another one on each device."
+            "shard_map must have check_vma=True where gradients are clipped, got check_vma=False or pmap: there each "
+            "device computes a different gradient of a replicated parameter."
         )
     sharded = leaf_axes(params, partition)
     if any(_varying(leaf) != set(names) for leaf, names in zip(jax.tree.leaves(params), sharded, strict=True)):
         raise ValueError(f"partition must say how the parameters are sharded over {axes}, got {partition}.")
-    if any(_varying(leaf) - set(itertools.chain(*sharded)) for leaf in jax.tree.leaves(data)):
-        raise ValueError("data must hold all examples on every device: those that are split belong under plain jit.")
+    split = set().union(*map(_varying, jax.tree.leaves(data))) - set(itertools.chain(*sharded))
+    if split:
+        raise ValueError(
+            f"data must hold all examples on every device inside shard_map, got data split over {sorted(split)}. Use "
+            "plain jit to split the examples."
+        )
 
 
 def _states_in(tree: Any) -> list[NoisyState]:
@@ -204,7 +208,7 @@ def summed(values: list[jax.Array], axes: Sequence[tuple[str, ...]]) -> jax.Arra
 def check_params(params: Any, *, low_precision: str | None) -> None:
     """Error unless parameters are floating-point. low_precision: why 16-bit ones are refused; None accepts them."""
     if params is None:
-        raise ValueError("params must be given: tx.update(grads, state, params). The step is taken from them.")
+        raise ValueError("params must be given, as in tx.update(grads, state, params), got None.")
     for leaf in jax.tree.leaves(params):
         dtype = jnp.result_type(leaf)
         if not jnp.issubdtype(dtype, jnp.floating):

@@ -67,8 +67,8 @@ class StronglyConvexLoss:
 
 
 _SIXTEEN_BIT = (
-    "16-bit parameters round each update by more than the noise hides, and rounding is not a contraction. Keep "
-    "float32 master weights; gradients may be bfloat16."
+    "16-bit updates have rounding errors that the noise is too small to hide. Keep float32 master weights; gradients "
+    "may be bfloat16."
 )
 # The largest count of updates. With 1 - kappa >= 1e-6, mu reaches its limit long before.
 _PLATEAU_STEPS = noise.INT32_MAX - 1
