@@ -166,7 +166,10 @@ def tradeoff(mechanism: Mechanism, false_positive_rate: Real, *, relation: Relat
     point. Any points give a valid bound (Dong, Roth, Su 2022). Concrete numbers only. Returns NumPy float64.
     """
     if validate.is_traced(mechanism, false_positive_rate):
-        raise TypeError("tradeoff takes concrete numbers: under a trace use delta at the epsilons of your choice.")
+        raise TypeError(
+            "tradeoff must be called outside jit, vmap and grad, got a traced array. Inside, take the largest of "
+            "1 - delta(mechanism, epsilon) - exp(epsilon) * false_positive_rate over a grid of epsilons."
+        )
     check_mechanism(mechanism)
     x = validate.probability("false_positive_rate", false_positive_rate)
     shape = validate.broadcast(mechanism=np.empty(batch_shape(mechanism)), false_positive_rate=x)
@@ -300,7 +303,9 @@ def check_mechanism(mechanism: object) -> tuple[Mechanism, list[Array | bool]]:
             f"mechanism must be a jaxdp mechanism (such as jaxdp.Gaussian), got {type(mechanism).__name__}."
         )
     if not hasattr(mechanism, "__dataclass_fields__"):
-        raise TypeError(f"{type(mechanism).__name__} must be decorated with @jaxdp.record, to know its fields.")
+        raise TypeError(
+            f"{type(mechanism).__name__} must be decorated with @jaxdp.record, by which jaxdp finds its numeric fields."
+        )
     return confined(mechanism)
 
 

@@ -323,7 +323,8 @@ def _log_density_point(n, x, *, size):
 def _at_sums(point: Kernel, num_summands: Real, *arguments: np.ndarray) -> Any:
     """A kernel of this file at the broadcast of the arguments, with tables for the largest number of summands."""
     n = validate.integer("num_summands", num_summands, 1)
-    validate.reject("num_summands", n, n > LARGEST_SUM, f"at most {LARGEST_SUM}", "Use laplace_bound beyond.")
+    beyond = "For more, laplace_bound bounds the Renyi divergence; jaxdp.conversions.epsilon_from_rdp converts it."
+    validate.reject("num_summands", n, n > LARGEST_SUM, f"at most {LARGEST_SUM}", beyond)
     size = next(s for s in _SIZES if s >= n.max(initial=1.0))
     return at_points(point, n, *arguments, size=size)
 

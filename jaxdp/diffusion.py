@@ -268,7 +268,7 @@ def calibrate_ornstein_uhlenbeck(rdp: Real, sensitivity: Real, radius: Real, dim
     `ornstein_uhlenbeck_beats_gaussian`. Raises ValueError.
     Reference: Theorem 8.
     """
-    validate.concrete("every number", rdp, sensitivity, radius, dimension)
+    validate.concrete("rdp, sensitivity, radius and dimension", rdp, sensitivity, radius, dimension)
     level, moved, bound, d = checked(
         rdp=(POSITIVE, rdp),
         sensitivity=(POSITIVE, sensitivity),
@@ -279,7 +279,7 @@ def calibrate_ornstein_uhlenbeck(rdp: Real, sensitivity: Real, radius: Real, dim
         theta = np.log1p(d * moved**2 / (2 * level * bound**2))
         rho = np.sqrt(theta / (2 * level * np.expm1(2 * theta))) * moved
     level, fit = np.broadcast_arrays(level, (theta > 0) & np.isfinite(theta) & (rho > 0) & np.isfinite(rho))
-    validate.reject("rdp", level, ~fit, "such that theta and rho are in the range of doubles")
+    validate.reject("rdp", level, ~fit, "such that theta and rho are > 0 and finite in float64")
     error = ornstein_uhlenbeck_mse(theta, rho, 1.0, bound, d)
     noise = gaussian_mse(level, moved, d)
     return OUParameters(theta[()], rho[()], 1.0, error, noise, error / noise)

@@ -89,7 +89,7 @@ def _computable(x: Any) -> Array:
 COMPUTABLE = Domain(
     _computable,
     f"0 or between {SMALLEST} and {1 / SMALLEST:.4g} in size",
-    remedy="Compiled arithmetic takes what is smaller, or the reciprocal of what is larger, for 0.",
+    remedy="Compiled programs round smaller numbers, and the reciprocals of larger ones, to 0.",
 )
 """The domain in which every numeric field must lie, in addition to the domain that the field states."""
 

@@ -101,7 +101,7 @@ def hockey_stick_amplification(epsilon: Real, delta: Real, gamma: Real, level: R
     guarantee, limit = _hockey_stick(epsilon, delta, gamma, level)
     if not validate.is_traced(limit, level):
         at = np.broadcast_to(np.asarray(level, np.float64), np.shape(limit))
-        validate.reject("level", at, at > limit, "at most log(1 + (e^eps - 1)/delta)")
+        validate.reject("level", at, at > limit, "at most required_level(epsilon, delta)")
     return guarantee
 
 

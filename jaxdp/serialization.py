@@ -86,8 +86,8 @@ def _encoded(name: str, value: Any) -> Any:
         cls = type(value)
         if records_by_name().get(cls.__name__) is not cls:
             raise TypeError(
-                f"{name}: {cls.__name__} is not a record of jaxdp, so that other programs could not read it. "
-                "Keep the parameters of your own mechanisms in a file of your own."
+                f"{name} must be of a class of jaxdp, got {cls.__name__}, which jaxdp.from_json could not read. "
+                "Save the parameters of your own mechanisms in a format of your own."
             )
         fields = {each.name: _encoded(each.name, getattr(value, each.name)) for each in dataclasses.fields(cls)}
         return {"class": cls.__name__, **fields}

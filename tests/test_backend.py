@@ -637,7 +637,7 @@ def test_a_single_point_uses_the_program_that_a_batch_has_compiled(by_numpy, mon
 @pytest.mark.parametrize("text", ["-1", "many", "1.5"])
 def test_a_bad_number_of_points_in_the_environment_is_one_sentence(monkeypatch, text):
     monkeypatch.setenv("JAXDP_COMPILE_AFTER", text)
-    with pytest.raises(ValueError, match=f"JAXDP_COMPILE_AFTER is '{text}', must be a whole number >= 0"):
+    with pytest.raises(ValueError, match=f"COMPILE_AFTER must be a whole number >= 0 or unset, got '{text}'"):
         precision.whole_number("JAXDP_COMPILE_AFTER", 7)
     monkeypatch.setenv("JAXDP_COMPILE_AFTER", " 12 ")
     assert precision.whole_number("JAXDP_COMPILE_AFTER", 7) == 12

@@ -214,7 +214,7 @@ def test_without_a_bracket_a_plateau_around_1_is_left_both_ways():
 
 
 def test_without_a_bracket_a_probability_is_refused_with_the_remedy():
-    with pytest.raises(ValueError, match=r"must be given unless .* num_categories must be .* got 1"):
+    with pytest.raises(ValueError, match=r"must be given, because .* num_categories must be .* got 1"):
         jaxdp.calibrate(lambda k: jaxdp.RandomizedResponse(1.0, k), epsilon=0.5, delta=1e-6)
     with pytest.raises(
         ValueError, match=r"bracket .low, high. must be given unless .* sampling_probability must be .*, got [24]"
@@ -418,5 +418,5 @@ def test_what_every_value_meets_and_what_is_refused_beyond_is_said():
             raise ValueError("steps must be below 1000.")
         return jaxdp.compose(jaxdp.Gaussian(0.1), jaxdp.repeat(jaxdp.Gaussian(100.0), steps))
 
-    with pytest.raises(ValueError, match=r"at 1 it is .*, at 256 it is .*Beyond, a value is refused: steps must be"):
+    with pytest.raises(ValueError, match=r"at 1 it is .*, at 256 it is .* refused the next value: steps must be"):
         jaxdp.calibrate(make, epsilon=1.0, delta=1e-5)

@@ -97,7 +97,7 @@ def test_one_event_sampled_by_everyone_or_composed_once_is_one_number(relation):
 
 
 def test_a_batch_of_all_records_is_refused_where_it_may_grow_with_the_data_set():
-    with pytest.raises(jaxdp.UnsupportedMechanismError, match="grows"):
+    with pytest.raises(jaxdp.UnsupportedMechanismError, match="enlarges the sample"):
         interop.from_dp_event(dp_event.SampledWithoutReplacementDpEvent(50, 50, GAUSSIAN), ADD)
 
 

@@ -193,7 +193,7 @@ def test_published_bounds_are_not_below_by_a_slack_or_an_underflow():
     given = dict(contraction=1.0, noise_std=1.0)
     assert iteration.contractive_iteration_rdp(2.0, [1 - 9.9e-13, 0.0], shift=[1.0, 0.0], **given) >= 1
     assert iteration.shifted_rdp_optimum(1e300, distance=1e-200, num_steps=1, **given) >= 5e-101
-    with pytest.raises(ValueError, match="allocation must have a last axis"):
+    with pytest.raises(ValueError, match="allocation must be an array with one entry per step"):
         iteration.contractive_iteration_rdp(2.0, 1.0, shift=1.0, **given)
 
 
@@ -300,7 +300,7 @@ def test_any_feasible_allocation_is_no_cheaper_than_the_optimum():
     kappa, noise, shift = np.array([0.9, 0.8, 1.0]), np.ones(3), np.array([1.0, 0.5, 0.2])
     everything_at_once = iteration.contractive_iteration_rdp(2, shift, contraction=kappa, noise_std=noise, shift=shift)
     assert everything_at_once > iteration.gdp_mu(kappa, noise, shift) ** 2
-    with pytest.raises(ValueError, match="allocation must be the whole distance, 0 left, got"):
+    with pytest.raises(ValueError, match="distance that allocation leaves must be 0, got"):
         iteration.contractive_iteration_rdp(2, [0.5, 0.5, 0.2], contraction=kappa, noise_std=noise, shift=shift)
 
 

@@ -218,12 +218,15 @@ def test_a_traced_number_out_of_range_gives_the_vacuous_bound(bound, bad):
 @pytest.mark.parametrize(
     ("function", "name"),
     [
-        (lambda x: shuffle.erlingsson_2019(x, 1000, 1e-6), "every number"),
-        (lambda x: shuffle.num_users_for(0.5, x, 1e-6), "every number"),
+        (lambda x: shuffle.erlingsson_2019(x, 1000, 1e-6), "every argument"),
+        (lambda x: shuffle.num_users_for(0.5, x, 1e-6), "central_epsilon, eps0 and delta"),
         (lambda x: shuffle.approximate_ldp(0.2, x, 1.0, 1e-12, 1000), "central_delta"),
         (lambda x: convolution.laplace_sum_rdp(2.0, x, 1.0, 3), "shift"),
         (lambda x: mixing.pure_local_epsilon(x), "gamma"),
-        (lambda x: diffusion.calibrate_ornstein_uhlenbeck(x, 1.0, 1.0, 3), "every number"),
+        (
+            lambda x: diffusion.calibrate_ornstein_uhlenbeck(x, 1.0, 1.0, 3),
+            "rdp, sensitivity, radius and dimension",
+        ),
     ],
 )
 def test_a_function_of_the_host_says_that_it_cannot_be_traced(function, name):

@@ -85,7 +85,7 @@ def test_what_cannot_be_written_is_refused():
     class Own(jaxdp.Mechanism):
         """A user's own."""
 
-    with pytest.raises(TypeError, match="Own is not a record of jaxdp"):
+    with pytest.raises(TypeError, match="mechanism must be of a class of jaxdp, got Own"):
         jaxdp.to_json(Own())
     with pytest.raises(TypeError, match="must be a jaxdp mechanism"):
         jaxdp.to_json(2.0)

@@ -112,7 +112,7 @@ def _searched(problem: Problem, outward: bool, keep_others: bool) -> Search:
             f"epsilon must be reachable in the bracket, got {problem.target[i]:.6g}{problem.element(i)}: "
             f"at the low end {at[0]}, at the high end {at[-1]}. {advice}"
             + (f" Only whole values were tried, because {problem.refusal}" if problem.whole else "")
-            + (' Or let the others through with unreachable="nan".' if lost.size > 1 else "")
+            + (' Or pass unreachable="nan" to get NaN here and solve the others.' if lost.size > 1 else "")
         )
     turned = _turned(problem.target, epsilons) & ~lost
     if turned.any():
@@ -178,13 +178,14 @@ def _bracketed(problem: Problem, keep_others: bool) -> tuple[Problem, np.ndarray
         except ValueError as error:
             if keep_others:  # NaN would say that the rows still searched have no solution
                 raise
-            beyond = f" Beyond, a value is refused: {error.__cause__ or error}"
+            beyond = f" The search ended there, as make_mechanism refused the next value: {error.__cause__ or error}"
             break
         low, high, epsilons = starts, ends, found
     if lost.any() and not keep_others:
         i = int(np.argmax(lost))
         raise ValueError(
-            f"epsilon must lie between those of two positive numbers, got {problem.target[i]:.6g}{problem.element(i)}: "
+            "epsilon must lie between the epsilons of two values > 0, got "
+            f"{problem.target[i]:.6g}{problem.element(i)}: "
             f"at {low[i]:.6g} it is {epsilons[0, i]:.6g}, at {high[i]:.6g} it is {epsilons[1, i]:.6g}. "
             + _advice(epsilons[:, i], problem.target[i], outward=True)
             + beyond
@@ -212,4 +213,7 @@ def _verified(problem: Problem, search: Search, excess: float) -> np.ndarray:
         shift = step if problem.whole else step * np.abs(values)
         values = problem.round(np.where(good, values, values + away * shift))
         step *= 2
-    raise ValueError("no value in the bracket meets the target when it is evaluated by itself; widen the bracket.")
+    raise ValueError(
+        "bracket must hold a value that also meets the target in a call of jaxdp.epsilon with the shape of your "
+        "arguments, got none. Widen the bracket."
+    )

@@ -16,7 +16,7 @@ from jaxdp.typing import Real, Relation
 
 # First bracket of a search if the caller gives none.
 START = (1.0, 4.0)
-NEEDS_BRACKET = "bracket (low, high) must be given unless every positive number is accepted. Tried without one: {}"
+NEEDS_BRACKET = "bracket (low, high) must be given, because a number that the search tried was refused: {}"
 # Number of values tested first, from end to end of the bracket. They show whether epsilon is monotone.
 _CANDIDATES = 8
 

@@ -193,7 +193,7 @@ def _discrete_laplace(event: Any, relation: Any) -> Mechanism:
 
 def _discrete_gaussian(event: Any, relation: Any) -> Mechanism:
     if event.dimension != 1:
-        message = f"needs dimension=1, got {event.dimension}: the scalar pair covers scalars only."
+        message = f"needs dimension=1, got {event.dimension}: the pair of jaxdp is that of a single number."
         raise _UnsupportedEvent(event, f"DiscreteGaussianDpEvent {message}")
     sigma, shift = _numbers(event, sigma=NONNEGATIVE, sensitivity=whole(0))
     if shift == 0:
@@ -235,7 +235,8 @@ def _one_query(event: Any, base: Mechanism) -> Mechanism:
     if isinstance(single, (jaxdp.Laplace, jaxdp.DiscreteLaplace)):
         return single
     if not all(isinstance(atom, jaxdp.Gaussian) for atom, _ in atoms):
-        message = "is supported for Gaussian events, and for a single Laplace or DiscreteLaplace event."
+        message = "must contain Gaussian events or a single Laplace or DiscreteLaplace event, got "
+        message += f"{type(event.event).__name__}."
         raise _UnsupportedEvent(event, f"{type(event).__name__} {message}")
     if not atoms:
         return _NOTHING
@@ -262,8 +263,9 @@ def _without_replacement(event: Any, relation: Any) -> Mechanism:
     if batch >= size and relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
         raise _UnsupportedEvent(
             event,
-            f"SampledWithoutReplacementDpEvent of all {size:.0f} records leaves open under ADD_OR_REMOVE_ONE whether "
-            "the sample grows with the data set. If it does, use the event of the sample itself.",
+            f"SampledWithoutReplacementDpEvent must have sample_size < source_dataset_size = {size:.0f} under "
+            f"ADD_OR_REMOVE_ONE, got {batch:.0f}: it does not say whether an added record enlarges the sample. If it "
+            "does, give the inner event alone.",
         )
     return _sampled(event, from_dp_event(event.event, relation), min(1.0, batch / size), jaxdp.FixedSizeSampled)
 
@@ -292,7 +294,7 @@ def _mixture(event: Any, relation: Any) -> Mechanism:
         raise _UnsupportedEvent(
             event,
             f"MixtureOfGaussiansDpEvent is supported with at most {MOST_SHIFTS} sensitivities of at most "
-            f"{LARGEST_SHIFT:.0f} standard deviations.",
+            f"{LARGEST_SHIFT:.0f} standard deviations, got {shifts.size} of at most {shifts[-1]:.4g}.",
         )
     return GaussianMixtures(shifts, chances)
 
@@ -319,14 +321,18 @@ def _truncated(event: Any, relation: Any) -> Mechanism:
     if noise == 0:
         return _EVERYTHING
     if batch < size and relation is NeighboringRelation.REPLACE_SPECIAL:
-        raise _UnsupportedEvent(event, f"{type(event).__name__} has no theorem under REPLACE_SPECIAL if batches fill.")
+        raise _UnsupportedEvent(
+            event,
+            f"{type(event).__name__} must have truncated_batch_size >= dataset_size = {size} under REPLACE_SPECIAL, "
+            f"got {batch}: no theorem is known there for batches that are cut.",
+        )
     return truncated_poisson(noise, rate, size - 1, batch)
 
 
 def _tree(event: Any, relation: Any) -> Mechanism:
     """A record is in one leaf, so in at most ``depth`` nodes of the tree. Each node is released with Gaussian noise."""
     if relation is not NeighboringRelation.REPLACE_SPECIAL:
-        raise _UnsupportedEvent(event, "SingleEpochTreeAggregationDpEvent needs REPLACE_SPECIAL.")
+        raise _UnsupportedEvent(event, f"SingleEpochTreeAggregationDpEvent needs REPLACE_SPECIAL, got {relation.name}.")
     depth = int(np.max(validate.integer("step_counts", event.step_counts, 0), initial=0)).bit_length()
     return jaxdp.repeat(_noise(jaxdp.Gaussian, event, relation), depth) if depth > 0 else _NOTHING
 

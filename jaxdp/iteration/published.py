@@ -258,18 +258,18 @@ def contractive_iteration_rdp(
     moved = validate.nonnegative("shift", shift)
     shape = validate.broadcast(allocation=spent, contraction=kappa, noise_std=noise, shift=moved)
     if not shape:
-        raise ValueError("allocation must have a last axis with one entry per step, got none.")
+        raise ValueError("allocation must be an array with one entry per step on its last axis, got a single number.")
     spent, kappa, noise, moved = (np.broadcast_to(a, shape).copy() for a in (spent, kappa, noise, moved))
     distance = np.zeros(shape[:-1])
     for t in range(shape[-1]):
         before = kappa[..., t] * distance + moved[..., t]
         slack = 1e-12 * before
         over = spent[..., t] > before + slack
-        validate.reject("allocation", spent[..., t], over, "at most the distance left at its step")
+        validate.reject("allocation", spent[..., t], over, f"at most the distance left at step {t}")
         distance = np.maximum(before - spent[..., t], 0.0)
         spent[..., t] = np.where(distance <= slack, np.maximum(spent[..., t], before), spent[..., t])
         distance = np.where(distance <= slack, 0.0, distance)
-    validate.reject("allocation", distance, distance > 0, "the whole distance, 0 left", "Spend it at the last step.")
+    validate.reject("distance that allocation leaves", distance, distance > 0, "0", "Allocate it to the last step.")
     with on_host():
         logs = np.log(alpha / 2)[..., None], 2 * _log(spent), -2 * np.log(noise)
         return rounded_up(np.sum(_product(spent > 0, *logs), axis=-1), np.any(spent > 0, axis=-1))[()]
@@ -291,7 +291,9 @@ def shifted_rdp(order: Real, *, contraction: Real, noise_std: Real, distances: R
     alpha, lip = validate.inside("order", order, LINEAR_ORDER), validate.positive("contraction", contraction)
     sigma, steps = validate.positive("noise_std", noise_std), validate.nonnegative("distances", distances)
     if steps.ndim == 0 or steps.shape[-1] == 0:
-        raise ValueError("distances must have a last axis with one entry per step, got none.")
+        raise ValueError(
+            f"distances must have at least one entry on the last axis, one per step, got shape {steps.shape}."
+        )
     powers = np.arange(steps.shape[-1], 0, -1)
     with on_host():
         logs = 2 * powers * np.log(lip[..., None]), 2 * _log(steps), -2 * np.log(sigma[..., None])

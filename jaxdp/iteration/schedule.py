@@ -32,7 +32,9 @@ def _checked_schedule(contraction, noise_std, shift):
     parts = checked(contraction=(POSITIVE, contraction), noise_std=(NONNEGATIVE, noise_std), shift=(NONNEGATIVE, shift))
     shape = np.broadcast_shapes(*map(np.shape, parts))
     if not shape:
-        raise ValueError("a schedule needs a last axis of steps: give contraction, noise_std or shift as an array.")
+        raise ValueError(
+            "contraction, noise_std or shift must have one entry per step on the last axis, got single numbers."
+        )
     xp = jnp if validate.is_traced(*parts) else np
     return [xp.broadcast_to(a, shape) for a in parts], shape
 
@@ -188,13 +190,15 @@ def quadratic_mu(factor: Real, noise_std: Real, shift: Real, *, initial_variance
     Returns mu of the leading shape, float64, not rounded outward; inf where V_T = 0 < |m_T|. Raises ValueError, also
     without an axis of steps.
     """
-    validate.concrete("every number", factor, noise_std, shift, initial_variance)
+    validate.concrete("factor, noise_std, shift and initial_variance", factor, noise_std, shift, initial_variance)
     parts = checked(factor=(FINITE, factor), noise_std=(NONNEGATIVE, noise_std), shift=(FINITE, shift))
     start = validate.nonnegative("initial_variance", initial_variance)
     c, noise, moved = np.broadcast_arrays(*parts)
     shape = c.shape
     if not shape:
-        raise ValueError("factor, noise_std and shift must have a last axis of steps, got single numbers.")
+        raise ValueError(
+            "factor, noise_std or shift must have one entry per step on the last axis, got single numbers."
+        )
     mean, std, scale = np.zeros(shape[:-1]), np.broadcast_to(np.sqrt(start), shape[:-1]), np.zeros(shape[:-1], int)
     for j in range(shape[-1]):
         # Mean and standard deviation in units of 2^scale, so that neither overflows where factors exceed 1.

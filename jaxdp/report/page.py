@@ -42,7 +42,7 @@ _ONE_ORDER = (
 )
 _ASSUMED = (
     "The program that ran is the mechanism described above, with these parameters.",
-    "A record is all that one person contributed. Whoever stands behind several records may be protected less.",
+    "A record is all that one person contributed. A person with several records may be protected less.",
     "The random numbers are secret, independent of the data, and follow the stated distributions exactly. What a "
     "program loses there by limited precision is not counted here.",
     "The parameters were chosen without looking at the data.",

@@ -165,7 +165,7 @@ def require_x64(compiles: bool = True) -> None:
     where = platform()
     if compiles and not plain_compilation_is_sound(where):
         raise BackendError(
-            f"under your own jit this backend ({where!r}, jaxlib {jax.lib.__version__}) sums log1p wrongly. Start "
-            f"Python with the environment variable XLA_FLAGS={CURE}, or install jaxlib 0.10.1; outside of jit and vmap "
-            "the same call is compiled safely."
+            f"jaxlib {jax.lib.__version__} miscompiles sums of log1p under your own jit or vmap on backend {where!r}. "
+            f"Start Python with the environment variable XLA_FLAGS={CURE}, or install jaxlib 0.10.1, or call jaxdp "
+            "outside of jit and vmap, where it sets this option itself."
         )

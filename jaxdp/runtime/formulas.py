@@ -120,7 +120,7 @@ def batched(function: Callable, *arrays: Any, own: tuple[int, ...] = ()) -> Any:
 
     own: for each array the number of last axes that belong to one point and do not broadcast; default 0.
     """
-    validate.concrete("every number", *arrays)
+    validate.concrete("every argument", *arrays)
     return _batched(function, *arrays, own=own)
 
 

@@ -35,7 +35,7 @@ def whole_number(variable: str, otherwise: int) -> int:
     """The whole number >= 0 in an environment variable, or ``otherwise`` if the variable is not set."""
     text = os.environ.get(variable, "").strip()
     if text and not text.isdecimal():
-        raise ValueError(f"{variable} is {text!r}, must be a whole number >= 0: set it to one, or unset it.")
+        raise ValueError(f"the environment variable {variable} must be a whole number >= 0 or unset, got {text!r}.")
     return int(text or otherwise)
 
 

@@ -50,10 +50,13 @@ class Rows(np.lib.mixins.NDArrayOperatorsMixin):
         return Rows(self.data.reshape(len(self.data), -1))
 
     def __bool__(self) -> bool:
-        raise TypeError("it may be true of some points and false of others.")
+        raise TypeError("a condition on Rows may hold at some points only: use xp.where or xp.cond in place of if.")
 
     def __array__(self, *_: Any) -> np.ndarray:
-        raise TypeError("an array of all points has one more axis than the code of one point sees.")
+        raise TypeError(
+            "Rows must stay Rows: use operators and the functions of xp. A NumPy array of them would have one axis "
+            "more than the code of one point expects."
+        )
 
     def __iter__(self) -> Iterator[Rows]:
         return (self[i] for i in range(self.shape[0]))

@@ -23,7 +23,7 @@ _GIRGIS_ORDER = Domain(
     lambda x: whole(2).contains(x) & (x <= 1e5),
     "a whole number from 2 to 100,000",
     3.0,
-    "It is a sum of so many terms.",
+    "The bound has as many terms.",
 )
 
 Randomizer: TypeAlias = Literal["generic", "krr", "laplace"]
@@ -219,7 +219,7 @@ def girgis_2021_renyi(order: Real, eps0: Real, n: Real) -> Array:
         5.90e-04
 
     """
-    validate.concrete("every number", order, eps0, n)
+    validate.concrete("order, eps0 and n", order, eps0, n)
     arguments = checked(order=(_GIRGIS_ORDER, order), eps0=(NONNEGATIVE, eps0), n=(whole(1), n))
 
     def value(alpha, local, users):

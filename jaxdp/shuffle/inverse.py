@@ -59,7 +59,7 @@ def local_epsilon_for(
 
     """
     validate.choice("bound", bound, ("clones", "stronger"))
-    validate.concrete("every number", central_epsilon, n, delta)
+    validate.concrete("central_epsilon, n and delta", central_epsilon, n, delta)
     arguments = checked(central_epsilon=(NONNEGATIVE, central_epsilon), n=(whole(1), n), delta=(PROBABILITY, delta))
 
     def solve(epsilon, users, target):
@@ -93,7 +93,7 @@ def num_users_for(
 
     """
     validate.choice("bound", bound, ("clones", "stronger"))
-    validate.concrete("every number", central_epsilon, eps0, delta)
+    validate.concrete("central_epsilon, eps0 and delta", central_epsilon, eps0, delta)
     arguments = checked(
         central_epsilon=(NONNEGATIVE, central_epsilon), eps0=(NONNEGATIVE, eps0), delta=(PROBABILITY, delta)
     )
