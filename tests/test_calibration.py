@@ -217,12 +217,12 @@ def test_without_a_bracket_a_probability_is_refused_with_the_remedy():
     with pytest.raises(ValueError, match=r"must be given, because .* num_categories must be .* got 1"):
         jaxdp.calibrate(lambda k: jaxdp.RandomizedResponse(1.0, k), epsilon=0.5, delta=1e-6)
     with pytest.raises(
-        ValueError, match=r"bracket .low, high. must be given unless .* sampling_probability must be .*, got [24]"
+        ValueError, match=r"bracket .low, high. must be given, because .* sampling_probability must be .*, got [24]"
     ):
         calibrate(lambda p: jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), p), epsilon=0.1, delta=1e-6)
     # p / 10 is accepted at p = 1 and 4, and refused at 16, where the search has to go
     with pytest.raises(
-        ValueError, match=r"meets the target.* give a bracket\. Beyond, .* refused: sampling_prob.*, got 1\.6"
+        ValueError, match=r"meets the target.* give a bracket\. .* refused the next value: sampling_prob.*, got 1\.6"
     ):
         calibrate(lambda p: jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), p / 10), epsilon=30.0, delta=1e-6)
 

@@ -152,7 +152,7 @@ def test_a_whole_number_beyond_double_precision_is_one_sentence():
         (lambda: jaxdp.Gaussian([1, [2]]), ValueError, "noise_multiplier must be a rectangular array"),
         (lambda: jaxdp.calibrate(3, epsilon=1.0, delta=1e-6), TypeError, "make_mechanism must be a function"),
         (lambda: jaxdp.sweep(3, delta=1e-6), TypeError, "fn must be a function"),
-        (lambda: jaxdp.epsilon(jaxdp.FiniteRandomizer([[0.6, 0.4], [0.4, 0.6]]), 1e-6), ValueError, "when shuffled"),
+        (lambda: jaxdp.epsilon(jaxdp.FiniteRandomizer([[0.6, 0.4], [0.4, 0.6]]), 1e-6), ValueError, "must be shuffled"),
         (lambda: jaxdp.epsilon(jaxdp.Gaussian(1.0), 1e-6, gap=np.array([0.1, 0.1])), ValueError, "got array"),
         (lambda: jaxdp.from_json('{"jaxdp": 1, "mechanism": {"class": "Repeated", "mechanism": [1, 2], "times": 3}}'),
          ValueError, 'mechanism must be an object with a "class"'),
