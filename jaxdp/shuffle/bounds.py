@@ -17,7 +17,7 @@ from jaxdp.domains import LEAST_DELTA
 from jaxdp.interval import Bounds
 from jaxdp.numerics.roots import Evaluation, proved_ends
 from jaxdp.numerics.rounding import ULP
-from jaxdp.numerics.special import raised
+from jaxdp.numerics.special import LOG_SQRT_2PI, raised
 from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.backend import canary, long_arrays_pay, platform
 from jaxdp.runtime.precision import Kernel, kernel, many, patience
@@ -34,11 +34,7 @@ _LONG_OUTCOMES, _LONG_SHARE = 64, 1 / 128  # laws with more outcomes get one lon
 _COMMON_OUTCOMES, _FEW_ROWS = (2, 4, 8), 512  # up to _FEW_ROWS laws are padded to these sizes: they share a program
 _TERMS_A_NODE = 10.0  # terms of a sum over counts that take as long as one node
 _NODES_OF_CLONES = 32768  # nodes that take as long as the longest sum over counts of a law with two outcomes
-# Time of compiling a sum over counts, and NumPy's time for a point besides its steps; both in units of NumPy's steps.
-# Three cases: two outcomes and few points in a call, two outcomes and many points, more outcomes.
-_STEPS_OF_COMPILING, _STEPS_BESIDE = (4000.0, 24000.0, 40000.0), (30.0, 2.0, 400.0)
 _SLACK = 2e-13  # rounding of log delta and of its target
-_FAR = 700.0  # largest epsilon at which `Sum.single` is computed; for larger epsilons it is no larger
 _TRACED_NODES = 1024  # leaves bounds of log delta 2e-3 apart for 100 users, 1e-4 for 10,000
 
 
@@ -47,7 +43,7 @@ def _log_delta(evaluate: Callable[[Any], Evaluation], made: Law, users: Any, eps
     largest = made.largest_loss()
     inside = (epsilon >= 0) & (epsilon < largest) & (epsilon <= LARGEST_EPS0)
     safe = xp.where(inside, epsilon, 0.5 * xp.minimum(largest, LARGEST_EPS0))
-    single = xp.log(sum_at(made, users, xp.minimum(epsilon, _FAR)).single)
+    single = xp.log(sum_at(made, users, safe).single)  # safe <= epsilon, or delta is 0
     found = evaluate(safe)
     upper = xp.where(inside, xp.minimum(found.upper, single), single)
     upper = xp.where((epsilon >= largest) & (largest < xp.inf), -xp.inf, xp.minimum(upper, 0.0))
@@ -81,7 +77,7 @@ def _guess(made: Law, users: Any, delta: Any, cap: Any) -> Any:
     def step(_: Any, state: tuple[Any, Any]) -> tuple[Any, Any]:
         z, odds = state
         sigma = xp.maximum(deviation(odds), 1e-300)
-        share = xp.log(sigma) - xp.log(delta) - 0.919 - xp.log1p(0.8 * z + z * z)
+        share = xp.log(sigma) - xp.log(delta) - LOG_SQRT_2PI - xp.log1p(0.8 * z + z * z)
         z = xp.sqrt(xp.maximum(2 * share, 1e-6))
         return z, xp.minimum(1 + z * sigma, xp.exp(0.9 * cap))
 
@@ -125,14 +121,13 @@ def _pair(
     working_set: Any,
     by_numpy: tuple[Any, Any],
     at_once: tuple[int, int] = (1, 1),
-    of_search: Any = None,
     tries: int = 40,
 ) -> tuple[Kernel, Kernel]:
     """Kernels for bounds of log delta and of epsilon, from ``evaluate`` of one source.
 
-    working_set, by_numpy, at_once: see `Kernel`; the last two for log delta and for epsilon. of_search: working_set for
-    epsilon, if it differs. tries: most evaluations in a search for epsilon; all rows of a call wait for the slowest.
-    nodes, in the kernels: number of nodes of the long sum.
+    working_set, by_numpy, at_once: see `Kernel`; the last two for log delta and for epsilon. tries: most evaluations in
+    a search for epsilon; all rows of a call wait for the slowest. nodes, in the kernels: number of nodes of the long
+    sum.
     """
 
     def log_delta(made: Law, users: Any, epsilon: Any, *nodes: Any, **static: Reports) -> Bounds:
@@ -144,88 +139,60 @@ def _pair(
     ) -> Bounds:
         return _epsilon(lambda e: evaluate(made, users, e, *nodes, **static), made, users, delta, known, tries)
 
-    def kernel_of(point: Callable[..., Any], size: Any, i: int) -> Kernel:
-        return Kernel(point, large=True, bounds=True, working_set=size, by_numpy=by_numpy[i], at_once=at_once[i])
+    def kernel_of(point: Callable[..., Any], i: int) -> Kernel:
+        return Kernel(point, large=True, bounds=True, working_set=working_set, by_numpy=by_numpy[i], at_once=at_once[i])
 
-    return kernel_of(log_delta, working_set, 0), kernel_of(epsilon, of_search or working_set, 1)
+    return kernel_of(log_delta, 0), kernel_of(epsilon, 1)
 
 
-def _patience(alone: float, together: float) -> Callable[..., int]:
-    """`patience`, divided by outcomes/32 for laws with more than 32 outcomes, where outcomes determine the time."""
+def _patience(seconds: float, nodes: float | None = None, together: bool = True) -> Callable[..., int]:
+    """Number of log deltas that NumPy computes in this time.
 
-    def points(made: Law, *arguments: Any) -> int:
-        return max(int(patience(alone, together)(made, *arguments) / max(made.first.shape[-1] / 32, 1.0)), 1)
+    nodes: of each sum, or None if they are the last argument. together: whether many points are computed together.
+    """
+
+    def points(made: Law, *rest: Any) -> int:
+        most = np.max(rest[-1]) if nodes is None else nodes
+        each = (2e-5 if together and many(made) else 1e-3) + most * (4e-7 + 6e-8 * made.first.shape[-1])
+        return max(int(seconds / each), 1)
 
     return points
 
 
 def _patience_of_counts(made: Law, users: Any, *_: Any) -> int:
     """Points that NumPy evaluates in the time of compiling (1 to 9 s for epsilons); at least 1, to check programs."""
-    kind = 2 if made.base.shape[1] > 2 else int(many(made))
-    steps = np.max(countable(made, users), initial=1.0) / (counts.LANES if kind == 2 else counts.DEPTH)
-    points = _STEPS_OF_COMPILING[kind] / (_STEPS_BESIDE[kind] + steps)
-    return int(np.clip(points, 1, 2**14 if kind == 1 else 2**8))
-
-
-def _patience_at_13(made: Law, *_: Any) -> int:
-    """Number of points that NumPy evaluates in 2.5 s."""
-    together = many(made)
-    each = (2e-5 if together else 1.5e-3) + 6e-7 * made.first.shape[-1]
-    return int(min(2.5 / each, 2**14 if together else 2**10))
-
-
-def _patience_at_nodes(made: Law, *rest: Any) -> int:
-    """Points that NumPy evaluates in 3 s, as long as compiling; in 10 s on a CPU for many: programs are no faster."""
-    seconds = 10.0 if many(made) and platform() == "cpu" else 3.0
-    return int(np.clip(seconds / _seconds_at_nodes(made, rest[-1]), 1, 2**16))
-
-
-def _patience_of_search(made: Law, *rest: Any) -> int:
-    """Number of epsilons that NumPy computes in 4 s; all long sums on a CPU, where a program is no faster."""
-    if platform() == "cpu" and not _is_short(made, rest[-1]):
-        return 2**16
-    return max(int(4.0 / (3.2 * _seconds_at_nodes(made, rest[-1]))), 1)
-
-
-def _seconds_at_nodes(made: Law, nodes: Any) -> float:
-    """Seconds that NumPy needs for one log delta. Laws with many outcomes do not fit in the cache."""
-    outcomes = made.first.shape[-1]
-    each = 4e-7 + (4e-8 if outcomes <= 256 else 1e-7) * outcomes
-    return (1e-4 if many(made) else 1.6e-3) + float(np.max(nodes)) * each
-
-
-def _is_short(made: Law, nodes: Any) -> bool:
-    """Whether a long sum has so few terms that the overhead of a call takes a large part of the time."""
-    return bool(np.max(nodes) * made.first.shape[-1] <= 8192)
-
-
-def _alive_at_nodes(made: Law, *_: Any) -> int:
-    """`working_set` of 13 nodes: float64 numbers held in memory for one point."""
-    return 64 * max(made.first.shape[-1], 8)
+    two = made.base.shape[1] == 2
+    terms_a_step = counts.DEPTH if two else counts.LANES * counts.DEPTH_OF_LANES
+    # time of compiling, and of a point besides its steps; both in units of NumPy's steps
+    compiling, beside = (24000.0, 2.0) if two and many(made) else (4000.0, 30.0)
+    return max(int(compiling / (beside + np.max(countable(made, users), initial=1.0) / terms_a_step)), 1)
 
 
 def _alive_in_long_sum(made: Law, *rest: Any) -> int:
-    """`working_set` of a log delta by a long sum: large if sums are long, so that calls compute few padded points."""
-    return 2048 if _is_short(made, rest[-1]) and not long_arrays_pay() else 20_000
+    """`working_set` of a long sum: large if it has many terms, so that calls compute few padded points."""
+    short = np.max(rest[-1]) * made.first.shape[-1] <= 8192
+    return 2048 if short and not long_arrays_pay() else 20_000
 
 
-def _alive_at_counts(made: Law, *_: Any) -> int:
-    """`working_set` of a sum over counts: with over two outcomes one point a call, as points wait for the slowest."""
-    return 512 if made.first.shape[-1] == 2 else 40_000
-
-
+_AT_13 = float(contour.NODES + 1)
 contour_log_delta, contour_epsilon = _pair(
-    contour.evaluate, _alive_at_nodes, (_patience_at_13, _patience(512, 4096)), (512, 512), tries=12
+    contour.evaluate,
+    lambda made, *_: 64 * max(made.first.shape[-1], 8),
+    (_patience(2.5, _AT_13), _patience(0.5, _AT_13)),
+    (512, 512),
+    tries=12,
 )
-counts_log_delta, counts_epsilon = _pair(counts.evaluate, _alive_at_counts, (_patience_of_counts,) * 2, (256, 256))
+# With over two outcomes a call computes one point, as points wait for the slowest.
+counts_log_delta, counts_epsilon = _pair(
+    counts.evaluate,
+    lambda made, *_: 512 if made.first.shape[-1] == 2 else 40_000,
+    (_patience_of_counts,) * 2,
+    (256, 256),
+)
 _SOURCES = {
     "13 nodes": (contour_log_delta, contour_epsilon),
     "nodes": _pair(
-        contour.evaluate_long,
-        _alive_in_long_sum,
-        (_patience_at_nodes, _patience_of_search),
-        at_once=(256, 1),
-        of_search=10_000,
+        contour.evaluate_long, _alive_in_long_sum, (_patience(7.0), _patience(2.0, together=False)), (256, 1)
     ),
     "counts": (counts_log_delta, counts_epsilon),
     # never compiled: each number of users would need a program

@@ -31,7 +31,7 @@ _STEP_ROUNDING = 20 * ULP  # relative error that the carried numbers get in each
 _TAIL_ROUNDING = 32 * ULP  # each tail, times this, bounds the error it adds to later tails in any order of summation
 _START_ROUNDING = 4e-12  # relative error of the first tail
 LANES = 128  # pairs (C, D) that are summed side by side
-DEPTH, _DEPTH_OF_LANES = 64, 16  # values of J in one step, for one pair (C, D) and for many; 1 unless `long_arrays_pay`
+DEPTH, DEPTH_OF_LANES = 64, 16  # values of J in one step, for one pair (C, D) and for many; 1 unless `long_arrays_pay`
 
 
 class _Window(NamedTuple):
@@ -86,7 +86,7 @@ def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
     pair_share, pair_mass = t.weights[0] + t.weights[1], s.mass[0] + s.mass[1]
     falls, velocity = (xp.append(a[2:], 0.0) for a in (-s.x, s.velocity))
     masses, shares = (xp.append(a[2:], rest) for a, rest in ((s.mass, s.rest), (t.weights, t.rest)))
-    lanes, depth = (LANES, _DEPTH_OF_LANES) if falls.size > 1 else (1, DEPTH)
+    lanes, depth = (LANES, DEPTH_OF_LANES) if falls.size > 1 else (1, DEPTH)
     depth = depth if long_arrays_pay() else 1
     order = xp.argsort(-shares)  # the heaviest of the other outcomes is first: it gets the R reports
     falls, velocity, masses, shares = (a[order] for a in (falls, velocity, masses, shares))
