@@ -123,16 +123,10 @@ _FEW_SHIFTS = np.array([4.6, 9.2])  # distances of the abscissae from c, times s
 _SHIFTS = 10 * 0.25 ** np.arange(8)  # the same for all other sums
 
 
-def _alias_parts(s: Sum, t: Tilt, periods: Any, variance: Any, few: bool = False) -> tuple[Any, Any, Any]:
-    """Bounds of the alias terms for each period: (right terms, left terms, left terms without their known part).
-
-    few: whether the few abscissae are used that a nearly normal sum needs.
-    """
-    deviation, c = xp.sqrt(t.deviation**2 + variance), t.c
-    shifts = (_FEW_SHIFTS if few else _SHIFTS) / deviation
-    left = c - shifts
-    left = xp.where(xp.abs(left) < 0.2 / deviation, -0.2 / deviation, left) if few else xp.append(left, -shifts)
-    points = xp.concatenate([c + shifts, left])
+def _alias_parts(s: Sum, t: Tilt, periods: Any, variance: Any, shifts: Any = _SHIFTS) -> tuple[Any, Any, Any]:
+    """Bounds of the alias terms for each period: (right terms, left terms, left terms without their known part)."""
+    c, shifts = t.c, shifts / xp.sqrt(t.deviation**2 + variance)
+    points = xp.concatenate([c + shifts, c - shifts, -shifts])
     growth = s.users * (log_moment(s, points) - t.log_moment) + 0.5 * variance * (points * points - c * c)
     distance = xp.abs(points - c) * periods[:, None]
     bound = xp.exp(growth - distance) / (math.e * xp.abs(points) * -xp.expm1(-distance))
@@ -142,9 +136,9 @@ def _alias_parts(s: Sum, t: Tilt, periods: Any, variance: Any, few: bool = False
     return xp.where((variance == 0) & (periods >= s.users * xp.max(s.x)), 0.0, right), plain, remainder
 
 
-def alias_bounds(s: Sum, t: Tilt, period: Any, variance: Any, few: bool = False) -> _Alias:
-    """The alias terms of Poisson summation for one period, left and right; few: see `_alias_parts`."""
-    right, plain, remainder = (side[0] for side in _alias_parts(s, t, period[None], variance, few))
+def alias_bounds(s: Sum, t: Tilt, period: Any, variance: Any, shifts: Any = _SHIFTS) -> _Alias:
+    """The alias terms of Poisson summation for one period, left and right; shifts: `_FEW_SHIFTS` or `_SHIFTS`."""
+    right, plain, remainder = (side[0] for side in _alias_parts(s, t, period[None], variance, shifts))
     n, c = s.users, t.c
     log_total = n * t.log_moment + 0.5 * variance * c * c
     q = xp.exp(-c * period)
@@ -281,10 +275,10 @@ def evaluation(s: Sum, log_total: Any, upper: Any, lower: Any, estimate: Any, sl
 
 
 def charged_for_rounding(
-    s: Sum, t: Tilt, h: Any, sums: Nodes, tail: Any, variance: Any, few: bool = False
+    s: Sum, t: Tilt, h: Any, sums: Nodes, tail: Any, variance: Any, shifts: Any = _SHIFTS
 ) -> tuple[Any, Any, Any]:
     """(upper, lower, estimate) of E[(S + G)_+] e^-K, G Gaussian; tail: bound of the sum over the nodes left out."""
-    alias = alias_bounds(s, t, 2 * math.pi / h, variance, few)
+    alias = alias_bounds(s, t, 2 * math.pi / h, variance, shifts)
     value = h / math.pi * sums.value
     size = xp.abs(s.users * t.log_moment + 0.5 * variance * t.c**2)
     share = _ROUNDING * (1 + s.x.shape[0] / 100) * (1 + 2 * size + xp.abs(s.log_factor))
@@ -310,7 +304,7 @@ def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
     sums = nodes_of(s, t, safe_h, xp.arange(NODES + 1.0), xp.zeros(1), _small_turn)
     sums = jax.tree_util.tree_map(lambda a: a[0], sums)
     tail = xp.where(small, peak_bounds(s, t, h, (NODES + 1) * h), xp.inf)
-    bounds = charged_for_rounding(s, t, h, sums, tail, xp.zeros(()), few=True)
+    bounds = charged_for_rounding(s, t, h, sums, tail, xp.zeros(()), _FEW_SHIFTS)
     return evaluation(s, users * t.log_moment, *bounds, h / math.pi * sums.slope)
 
 
