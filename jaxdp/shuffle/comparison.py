@@ -14,6 +14,8 @@ import numpy as np
 
 from jaxdp import validate
 from jaxdp.domains import NONNEGATIVE, Domain, whole
+from jaxdp.numerics.roots import bisect
+from jaxdp.runtime.arrays import on_host
 from jaxdp.runtime.formulas import batched, checked
 from jaxdp.shuffle.closed_form import reports
 from jaxdp.typing import Array, Real
@@ -82,13 +84,12 @@ def _blanket(log_delta: Callable, eps0: Real, n: Real, delta: Real, randomizer: 
         raise ValueError("k must be given for randomizer 'krr': a whole number >= 2.")
 
     def solve(local, users, target, kinds):
-        low, high = np.zeros_like(local), local.copy()
-        with np.errstate(all="ignore"):
-            for _ in range(_STEPS):
-                middle = 0.5 * (low + high)
-                good = log_delta(users, middle, *_RANDOMIZERS[randomizer](local, middle, kinds)) <= np.log(target)
-                low, high = np.where(good, low, middle), np.where(good, middle, high)
-        return np.where(target >= 1, 0.0, high)
+        def holds(epsilon):
+            return log_delta(users, epsilon, *_RANDOMIZERS[randomizer](local, epsilon, kinds)) <= np.log(target)
+
+        with on_host():
+            _, epsilon = bisect(holds, np.zeros_like(local), local, _STEPS)
+        return np.where(target >= 1, 0.0, epsilon)
 
     return batched(solve, *arguments)
 

@@ -8,6 +8,8 @@ import numpy as np
 
 from jaxdp import validate
 from jaxdp.domains import NONNEGATIVE, PROBABILITY, whole
+from jaxdp.numerics.roots import bisect
+from jaxdp.runtime.arrays import on_host
 from jaxdp.runtime.formulas import batched, checked
 from jaxdp.shuffle.bounds import clones_bounds
 from jaxdp.typing import Array, Real
@@ -63,12 +65,9 @@ def local_epsilon_for(
     arguments = checked(central_epsilon=(NONNEGATIVE, central_epsilon), n=(whole(1), n), delta=(PROBABILITY, delta))
 
     def solve(epsilon, users, target):
-        low = epsilon.copy()  # eps0 = central_epsilon always meets the target
-        high = np.minimum(epsilon + np.log(users) + 60.0, np.maximum(epsilon, 300.0))
-        for _ in range(_STEPS):
-            middle = 0.5 * (low + high)
-            good = _within(users, middle, epsilon, target, bound)
-            low, high = np.where(good, middle, low), np.where(good, high, middle)
+        most = np.minimum(epsilon + np.log(users) + 60.0, np.maximum(epsilon, 300.0))
+        with on_host():  # eps0 = central_epsilon always meets the target
+            low, _ = bisect(lambda eps0: ~_within(users, eps0, epsilon, target, bound), epsilon, most, _STEPS)
         return np.where(target >= 1.0, np.inf, np.where(target == 0, epsilon, low))
 
     return batched(solve, *arguments)
