@@ -7,10 +7,10 @@ the composition or the moment; the second grid is fine there. The swap of (P, Q)
 notebooks/proofs/shuffle.md, section 11.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxdp.domains import SMALLEST
@@ -35,10 +35,8 @@ _CHARGE = 16 * ULP  # relative error of a slope or chord, for each unit of the l
 
 def by_rows(point: Callable[..., Any], *args: Any, **static: Any) -> Any:
     """Apply a one-point function to each row of a batch with NumPy: a row takes milliseconds, nothing is compiled."""
-    size = jax.tree_util.tree_leaves(args)[0].shape[0]
     with on_host():
-        results = [point(*jax.tree_util.tree_map(lambda x, i=i: x[i], args), **static) for i in range(size)]
-    return jax.tree_util.tree_map(lambda *rows: np.stack(rows), *results)
+        return xp.vmap(functools.partial(point, **static))(*args)
 
 
 def first_grid(law: Law, users: Any, order: Any, *, points: int = POINTS) -> Any:
@@ -276,29 +274,23 @@ def masses_below(grid: Any, delta: Bounds) -> Any:
     width = grid[1:] - grid[:-1]
     has_width = width > 0
     width = xp.where(has_width, xp.exp(grid[:-1]) * xp.expm1(width), 1.0)
-    place = xp.arange(has_width.shape[0])
-    # By convexity the slope in a cell is between the slopes of the next cells left and right; at the ends: -1 and 0.
-    none = xp.full(1, -1)
-    left = xp.concatenate([none, xp.cummax(xp.where(has_width, place, -1))[:-1]])
-    right = xp.concatenate(
-        [xp.cummin(xp.where(has_width, place, place.shape[0])[::-1])[::-1][1:], place.shape[0] + 1 + none]
-    )
-    least = xp.where(left >= 0, ((lower[1:] - upper[:-1]) / width)[xp.maximum(left, 0)], -1.0)
-    after = ((upper[1:] - lower[:-1]) / width)[xp.minimum(right, place.shape[0] - 1)]
-    most = xp.where(right < place.shape[0], after, 0.0)
+    zero = xp.zeros(1)
+    # By convexity the slope in a cell is between the slopes of the cells beside it; every slope is between -1 and 0.
+    before = xp.where(has_width, (lower[1:] - upper[:-1]) / width, -1.0)
+    after = xp.where(has_width, (upper[1:] - lower[:-1]) / width, 0.0)
+    least, most = xp.concatenate([zero - 1, before[:-1]]), xp.concatenate([after[1:], zero])
     # Lines of slopes least and most through the chord's ends meet in a corner, this far below the chord:
     chord = (lower[1:] - lower[:-1]) / width
     falls, rises = xp.maximum(chord - least, 0.0), xp.maximum(most - chord, 0.0)
     total = xp.where(falls + rises > 0, falls + rises, 1.0)
     deep = xp.where(has_width, falls * rises / total * width, 0.0) * (1 + 1e-12) + 16 * ULP * (upper[:-1] + upper[1:])
-    zero = xp.zeros(1)
     value = lower - xp.maximum(xp.concatenate([deep, zero]), xp.concatenate([zero, deep]))
     # Negative values are raised to 0. A chord from a positive value on the left to a raised one could be above the true
     # profile: so the value on the left becomes 0, too.
     left_of_negative = xp.concatenate([value[1:] < 0, xp.full(1, False)])
     value = xp.where(left_of_negative, 0.0, xp.maximum(value, 0.0))
     slope = xp.minimum(hull_slopes(grid, value), 0.0)
-    following = xp.concatenate([slope[1:], xp.zeros(1)])
+    following = xp.concatenate([slope[1:], zero])
     return xp.maximum(following - slope + _CHARGE * (slope + following), 0.0)
 
 
