@@ -80,7 +80,5 @@ def evaluate(law: Law, users: Any, epsilon: Any, of: Reports) -> Evaluation:
         )
 
     (upper, size, slope), (lower, _, _) = positive_part(1.0), positive_part(-1.0)
-    error = 4 * ULP * size * (sum(sizes) + 100 + 8 * users * (1 + xp.max(xp.abs(log_mass))))
-    estimate = 0.5 * (upper + lower)
-    error = error + _UNDERFLOW
-    return evaluation(s, xp.zeros(()), upper + error, lower - error, estimate, slope)
+    error = 4 * ULP * size * (sum(sizes) + 100 + 8 * users * (1 + xp.max(xp.abs(log_mass)))) + _UNDERFLOW
+    return evaluation(s, xp.zeros(()), upper + error, lower - error, 0.5 * (upper + lower), slope)

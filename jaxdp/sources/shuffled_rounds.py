@@ -36,7 +36,7 @@ class _Rounds:
 
     def __call__(self, params: Any, target: Any, known: Any, asked: Asked) -> Answer:
         def alone(record: Shuffled, target: Any, asked: Asked) -> tuple[Any, Any]:
-            return one_round_answer(self.verb, record, target, known, asked)[:2]
+            return one_round_answer(self.verb, record, target, None, asked)[:2]
 
         return one_or_composed(self.verb, params, target, asked, True, alone, self._composed)
 

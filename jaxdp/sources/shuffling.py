@@ -31,8 +31,7 @@ def upper_laws(mechanism: Shuffled) -> Law:
     known = mechanism.randomizer
     if isinstance(known, KnownRandomizer) and mechanism.chosen_bound() == "blanket":
         return known.upper_laws()
-    made = law.clones(mechanism.max_loss(), mechanism.clones())
-    return jax.tree_util.tree_map(lambda side: xp.asarray(side)[None], made)
+    return law.stacked(law.clones(mechanism.max_loss(), mechanism.clones()))
 
 
 @kernel(working_set=512, by_numpy=2**16, at_once=512)
