@@ -13,7 +13,7 @@ from jaxdp import validate
 from jaxdp.domains import NONNEGATIVE, PROBABILITY, Domain, field, whole
 from jaxdp.mechanisms import finite
 from jaxdp.mechanisms.base import Mechanism, UnsupportedMechanismError, record, static_field
-from jaxdp.runtime.arrays import xp
+from jaxdp.runtime.arrays import in_float64, xp
 from jaxdp.shuffle import law
 from jaxdp.shuffle.law import Law, NamedSets, stacked
 from jaxdp.typing import Array, ArrayField, Number, OptionalRealField, RealField, Relation
@@ -347,12 +347,11 @@ class FiniteRandomizer(KnownRandomizer):
         same = self._laws(lambda table, x, other: law.finite_law(table, x, other, other))
         return Law(*(xp.concatenate(sides) for sides in zip(told, same, same.swapped(), strict=True)))
 
+    @in_float64
     def max_loss(self) -> Number:
         """The largest log ratio of two probabilities of one report; infinite where one of them is 0."""
-        # Outside a trace NumPy is used: jnp would compute in float32, and the rounded epsilon might be too small.
-        plain = jnp if isinstance(self.probabilities, jax.Array) else np
-        table = plain.asarray(self.probabilities)
-        least, most = plain.min(table, axis=-2), plain.max(table, axis=-2)
-        logs = [plain.log(plain.where(side > 0, side, 1.0)) for side in (most, least)]
+        table = xp.asarray(self.probabilities, float)
+        least, most = xp.min(table, axis=-2), xp.max(table, axis=-2)
+        logs = [xp.log(xp.where(side > 0, side, 1.0)) for side in (most, least)]
         ratio = (logs[0] - logs[1]) + 4e-16 * (1 + abs(logs[0]) + abs(logs[1]))
-        return plain.max(plain.where(most > 0, plain.where(least > 0, ratio, np.inf), 0.0), axis=-1)
+        return xp.max(xp.where(most > 0, xp.where(least > 0, ratio, np.inf), 0.0), axis=-1)

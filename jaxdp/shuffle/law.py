@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 import jax
 import numpy as np
 
-from jaxdp.runtime.arrays import xp
+from jaxdp.runtime.arrays import in_float64, xp
 
 LARGEST_EPS0 = 300.0  # e^(2 eps0) must not overflow; for a larger eps0 the bound of epsilon is eps0 itself
 
@@ -33,6 +33,13 @@ class Law(NamedTuple):
         """Largest loss with positive mass, the local epsilon of x against x'; NaN if any part of the law is NaN."""
         unknown = sum((xp.any(xp.isnan(part)) for part in self), xp.zeros(()))
         return xp.where(unknown > 0, xp.nan, xp.max(xp.where(self.first > 0, self.loss, -xp.inf)))
+
+    @in_float64
+    def chi_square(self) -> Any:
+        """The chi-square divergence; with many rounds the law of the largest one is the worst."""
+        live = self.base > 0
+        squares = (self.first - self.second) ** 2 / xp.where(live, self.base, 1.0)
+        return xp.sum(xp.where(live, squares, 0.0), axis=-1)
 
     def given_away(self) -> Any:
         """Probability under R_x of reports that no other user can send; delta is at least this at every epsilon."""

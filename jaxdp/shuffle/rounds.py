@@ -44,9 +44,7 @@ def first_grid(law: Law, users: Any, order: Any, *, points: int = POINTS) -> Any
 
     order: 0, or the order of a moment, for which the even part is longer by 2 order deviation^2.
     """
-    live = law.base > 0
-    base = xp.where(live, law.base, 1.0)
-    deviation = xp.sqrt(xp.sum(xp.where(live, (law.first - law.second) ** 2 / base, 0.0)) / users)
+    deviation = xp.sqrt(law.chi_square() / users)
     cap = xp.max(xp.where(law.first > 0, law.loss, -xp.inf))
     cap = xp.where(xp.isfinite(cap), cap, _UNBOUNDED)
     even_end = xp.maximum(xp.minimum((_DEEPEST + 2 * order * deviation) * deviation, cap), 1e-6 * cap)

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxdp.interval import Bounds
@@ -14,7 +13,6 @@ from jaxdp.mechanisms.shuffled import LossLaw, Shuffled
 from jaxdp.shuffle import bounds, closed_form, rounds
 from jaxdp.shuffle.law import Law
 from jaxdp.sources.shuffling import LOWER_GAP, LOWER_NODES, batch_of_laws, lower_laws, upper_laws, worst
-from jaxdp.validate import is_traced
 
 # (gap asked for, most nodes of a sum) of the log deltas from which a round's finite pair is made: to place the grid,
 # for a composition (the pair's own error is larger), for a moment (there is no other error), for the largest loss.
@@ -115,12 +113,6 @@ def _chosen(laws: Law, score: np.ndarray) -> Law:
     return jax.tree_util.tree_map(lambda a: a[np.arange(best.size), best], laws)
 
 
-def chi_square(laws: Law) -> Any:
-    """The chi-square divergence of each law. With many rounds the law of the largest one is the worst."""
-    array = jnp if is_traced(laws) else np
-    return array.sum((laws.first - laws.second) ** 2 / array.where(laws.base > 0, laws.base, np.inf), axis=-1)
-
-
 def _log_profile(
     flat: Shuffled,
     grid: np.ndarray,
@@ -186,7 +178,7 @@ def leaks(record: Shuffled, array: Any) -> Any:
 def lower_law_of(flat: Shuffled, grid: np.ndarray, _: np.ndarray, z: np.ndarray) -> Any:
     """(losses, log masses, mass at infinity) of a finite law for each row that its round dominates."""
     laws, size = batch_of_laws(lower_laws, flat), grid.shape[1]
-    best = _chosen(laws, chi_square(laws))
+    best = _chosen(laws, laws.chi_square())
     best = jax.tree_util.tree_map(lambda a: np.repeat(a, size, axis=0), best)
     forward, back = (np.sort(np.rec.fromarrays(x), axis=-1) for x in (best[:3], best.swapped()[:3]))
     sides = []

@@ -16,7 +16,7 @@ from jaxdp.runtime.precision import Kernel
 from jaxdp.shuffle import bounds, closed_form, rounds
 from jaxdp.shuffle.law import Law, stacked
 from jaxdp.sources.base import batched, differentiated
-from jaxdp.sources.round_laws import LARGEST_ORDER, chi_square, has_rounds, leaks
+from jaxdp.sources.round_laws import LARGEST_ORDER, has_rounds, leaks
 from jaxdp.sources.shuffling import exact_source, lower_laws, upper_laws
 
 _TRACED_POINTS, _TRACED_AT_ONCE = 256, 16  # points of a grid under a trace; points computed at once, to save memory
@@ -77,7 +77,7 @@ def traced_law_of(
 def _traced_lower_law(record: Shuffled, grid: Any, z: Any) -> LossLaw:
     """`lower_law_of` for one traced round."""
     laws = lower_laws.point(record)
-    best = jnp.argmax(chi_square(laws))
+    best = jnp.argmax(laws.chi_square())
     law = jax.tree_util.tree_map(lambda a: a[best], laws)
     exact = exact_source(record)
 
