@@ -47,7 +47,7 @@ class _Rounds:
 
         def solver(stacks: tuple[Stack, ...]) -> Callable[..., Any]:
             """(upper_law or lower_law_of, least gap) -> (target -> bounds), for the stacks without local deltas."""
-            pure = _pure(stacks)
+            pure = _changed(stacks, _pure)
             grids = grids_of(pure, log_target, unknown if by_delta else np.clip(target, 0.0, LARGEST_EPS0))
 
             def side(make: Callable[..., Any], least: float) -> Callable[[Any], tuple[Any, Any]]:
@@ -59,12 +59,15 @@ class _Rounds:
 
         own_bounds = solver(params)
 
+        def weaker(by: Any) -> tuple[Stack, ...]:
+            return _changed(params, lambda record: record.weaker(by[:, None]))
+
         def central(by: Any, aim: Any) -> Any:
-            side = solver(_weaker(params, by)) if by.any() else own_bounds
+            side = solver(weaker(by)) if by.any() else own_bounds
             return side(upper_law, _PAIR_GAP)(aim)[1]
 
         def additive_terms(by: Any, epsilon: Any) -> Any:
-            return _additive_terms(_weaker(params, by), epsilon)
+            return _additive_terms(weaker(by), epsilon)
 
         if np.any(_additive_terms(params, np.zeros(target.shape))):
             alone = solver(_unshuffled(params))(upper_law, _PAIR_GAP)(target)[1]
@@ -75,23 +78,17 @@ class _Rounds:
         return np.fmin(lower, upper), upper
 
 
-def _weaker(stacks: tuple[Stack, ...], by: np.ndarray) -> tuple[Stack, ...]:
-    """The stacks with local epsilons raised by ``by`` (rows,) where there is a local delta, see `Shuffled.weaker`."""
-    return tuple(
-        (record.weaker(by[:, None]) if isinstance(record, Shuffled) else record, times) for record, times in stacks
-    )
+def _changed(stacks: tuple[Stack, ...], change: Callable[[Shuffled], Shuffled]) -> tuple[Stack, ...]:
+    """The stacks with ``change`` applied to each shuffled round."""
+    return tuple((change(record) if isinstance(record, Shuffled) else record, times) for record, times in stacks)
 
 
-def _pure(stacks: tuple[Stack, ...]) -> tuple[Stack, ...]:
-    """The stacks with all local deltas set to 0."""
-
-    def pure(record: Any) -> Any:
-        if not (isinstance(record, Shuffled) and isinstance(record.randomizer, LocalRandomizer)):
-            return record
-        randomizer = dataclasses.replace(record.randomizer, delta=record.randomizer.delta * 0.0)
-        return dataclasses.replace(record, randomizer=randomizer)
-
-    return tuple((pure(record), times) for record, times in stacks)
+def _pure(record: Shuffled) -> Shuffled:
+    """The round with its local delta set to 0."""
+    local = record.randomizer
+    if not isinstance(local, LocalRandomizer):
+        return record
+    return dataclasses.replace(record, randomizer=dataclasses.replace(local, delta=local.delta * 0.0))
 
 
 def _unshuffled(stacks: tuple[Stack, ...]) -> tuple[Stack, ...]:
@@ -155,7 +152,7 @@ def _traced(verb: str, direction: str) -> Points:
     of_rounds = of_traced_laws(functools.partial(side, 1), place, functools.partial(side, 0))
 
     def solve(params: Any, target: Any) -> tuple[Any, Any]:
-        pure, leaky = _pure(params), _additive_terms(params, jnp.zeros_like(target)) > 0
+        pure, leaky = _changed(params, _pure), _additive_terms(params, jnp.zeros_like(target)) > 0
         share = jnp.where(leaky & (verb == "epsilon"), _TRACED_SHARE, 0.0)
         aim = target * (1 - share)
         lower, upper = of_rounds(pure, aim)
