@@ -31,7 +31,6 @@ FEWEST_NODES, MOST_NODES = 128, 65536
 """Nodes of the shortest and of the longest sum that is tried after 13 nodes."""
 _GROWTH = 4  # factor from one number of nodes to the next
 _LONG_OUTCOMES, _LONG_SHARE = 64, 1 / 128  # laws with more outcomes get one long sum, with this share of the most nodes
-_COMMON_OUTCOMES, _FEW_ROWS = (2, 4, 8), 512  # up to _FEW_ROWS laws are padded to these sizes: they share a program
 _TERMS_A_NODE = 10.0  # terms of a sum over counts that take as long as one node
 _NODES_OF_CLONES = 32768  # nodes that take as long as the longest sum over counts of a law with two outcomes
 _SLACK = 2e-13  # rounding of log delta and of its target
@@ -249,12 +248,10 @@ def _of_equal_work(rows: np.ndarray, terms: np.ndarray) -> list[np.ndarray]:
 
 
 def _live_outcomes(made: Law) -> Law:
-    """The laws with outcomes of probability 0 moved last and cut off where every row has them; few laws are padded."""
+    """The laws with outcomes of probability 0 moved last and cut off where every row has them; two at least stay."""
     live = (made.first > 0) | (made.second > 0) | (made.base > 0)
     order = np.argsort(~live, axis=1, kind="stable")[:, : max(2, live.sum(axis=1).max(initial=0))]
-    more = min((common - order.shape[1] for common in _COMMON_OUTCOMES if common >= order.shape[1]), default=0)
-    more = more if len(live) <= _FEW_ROWS else 0
-    return _outcomes(made, lambda side: np.pad(np.take_along_axis(side, order, axis=1), ((0, 0), (0, more))))
+    return _outcomes(made, lambda side: np.take_along_axis(side, order, axis=1))
 
 
 def _two_outcomes(made: Law) -> np.ndarray:
