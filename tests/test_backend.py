@@ -573,7 +573,7 @@ def _traced(name: str) -> Any:
 
 def _clones() -> Any:
     laws = law.clones(1.0, "clones")
-    return jax.make_jaxpr(shuffle_bounds.counts_epsilon.point)(laws, 1e4, 1e-6, Bounds(0.0, np.inf))
+    return jax.make_jaxpr(shuffle_bounds._KERNELS["counts"]["epsilon"].point)(laws, 1e4, 1e-6, Bounds(0.0, np.inf))
 
 
 LARGEST = "random allocation"  # takes seconds to trace

@@ -121,7 +121,7 @@ def test_kernels_have_the_same_bounds_for_many_points_as_for_one(source, kind, v
         arguments.append(Bounds(0 * wanted, np.inf + wanted))
     if source == "nodes":
         arguments.append(0 * wanted + 512.0)
-    kernel = bounds._KERNELS[verb][source]
+    kernel = bounds._KERNELS[source][verb]
     with expecting(1):
         found = kernel(*arguments)
         each = [kernel(*jax.tree_util.tree_map(lambda a, i=i: a[i : i + 1], arguments)) for i in range(eps0.size)]

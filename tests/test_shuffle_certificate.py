@@ -80,7 +80,7 @@ def sum_over_counts(where):
     """Bounds of log delta by the sum over counts. where: the bytes of eps0, users and epsilon, a key for the cache."""
     eps0, users, epsilon = np.frombuffer(where).reshape(3, -1)
     with precision.expecting(10**6):  # by a compiled program: NumPy would take longer for so many points
-        return bounds.counts_log_delta(bounds.clones_law(eps0, bound="clones"), users, epsilon)
+        return bounds._KERNELS["counts"]["log_delta"](bounds.clones_law(eps0, bound="clones"), users, epsilon)
 
 
 def wrong(found, *where):

@@ -221,8 +221,10 @@ def test_the_contour_and_the_counts_overlap_wherever_both_answer(bound):
     few = users * np.exp(-eps0) < 1e5  # the sum over counts takes time proportional to the square root of this
     users, eps0, delta = users[few], eps0[few], delta[few]
     laws = bounds.clones_law(eps0, bound=bound)
-    one = bounds.contour_epsilon(laws, users, delta)
-    other = bounds.counts_epsilon(laws, users, delta, Bounds(np.zeros(users.size), np.full(users.size, np.inf)))
+    one = bounds._KERNELS["13 nodes"]["epsilon"](laws, users, delta)
+    other = bounds._KERNELS["counts"]["epsilon"](
+        laws, users, delta, Bounds(np.zeros(users.size), np.full(users.size, np.inf))
+    )
     assert few.sum() > 500
     assert (one.lower <= other.upper).all() and (other.lower <= one.upper).all()
     large = users * (1 - laws.rest) * laws.rest > 1e4

@@ -121,8 +121,8 @@ def _pair(
     by_numpy: tuple[Any, Any],
     at_once: tuple[int, int] = (1, 1),
     tries: int = 40,
-) -> tuple[Kernel, Kernel]:
-    """Kernels for bounds of log delta and of epsilon, from ``evaluate`` of one source.
+) -> dict[str, Kernel]:
+    """Kernels for bounds of "log_delta" and of "epsilon", from ``evaluate`` of one source.
 
     working_set, by_numpy, at_once: see `Kernel`; the last two for log delta and for epsilon. tries: most evaluations in
     a search for epsilon; all rows of a call wait for the slowest. nodes, in the kernels: number of nodes of the long
@@ -141,7 +141,7 @@ def _pair(
     def kernel_of(point: Callable[..., Any], i: int) -> Kernel:
         return Kernel(point, large=True, bounds=True, working_set=working_set, by_numpy=by_numpy[i], at_once=at_once[i])
 
-    return kernel_of(log_delta, 0), kernel_of(epsilon, 1)
+    return {"log_delta": kernel_of(log_delta, 0), "epsilon": kernel_of(epsilon, 1)}
 
 
 def _patience(seconds: float, nodes: float | None = None, together: bool = True) -> Callable[..., int]:
@@ -174,31 +174,28 @@ def _alive_in_long_sum(made: Law, *rest: Any) -> int:
 
 
 _AT_13 = float(contour.NODES + 1)
-contour_log_delta, contour_epsilon = _pair(
-    contour.evaluate,
-    lambda made, *_: 64 * max(made.first.shape[-1], 8),
-    (_patience(2.5, _AT_13), _patience(0.5, _AT_13)),
-    (512, 512),
-    tries=12,
-)
-# With over two outcomes a call computes one point, as points wait for the slowest.
-counts_log_delta, counts_epsilon = _pair(
-    counts.evaluate,
-    lambda made, *_: 512 if made.first.shape[-1] == 2 else 40_000,
-    (_patience_of_counts,) * 2,
-    (256, 256),
-)
-_SOURCES = {
-    "13 nodes": (contour_log_delta, contour_epsilon),
+_KERNELS = {
+    "13 nodes": _pair(
+        contour.evaluate,
+        lambda made, *_: 64 * max(made.first.shape[-1], 8),
+        (_patience(2.5, _AT_13), _patience(0.5, _AT_13)),
+        (512, 512),
+        tries=12,
+    ),
     "nodes": _pair(
         contour.evaluate_long, _alive_in_long_sum, (_patience(7.0), _patience(2.0, together=False)), (256, 1)
     ),
-    "counts": (counts_log_delta, counts_epsilon),
+    # with over two outcomes a call computes one point, as points wait for the slowest
+    "counts": _pair(
+        counts.evaluate,
+        lambda made, *_: 512 if made.first.shape[-1] == 2 else 40_000,
+        (_patience_of_counts,) * 2,
+        (256, 256),
+    ),
     # never compiled: each number of users would need a program
     "every count": _pair(every_count.evaluate, 40 * every_count.MOST_WAYS, (10**9,) * 2),
     "two": _pair(two_point.evaluate, 256, (patience(2048, 16384), patience(512, 2048)), (512, 512)),
 }
-_KERNELS = {verb: {name: pair[i] for name, pair in _SOURCES.items()} for i, verb in enumerate(("log_delta", "epsilon"))}
 
 
 @kernel(working_set=16, by_numpy=2**20, at_once=2**16)
@@ -277,14 +274,14 @@ def bounds(
     if verb == "delta":
         return from_logs(bounds("log_delta", made, users, target, gap, most, group))
     made = _live_outcomes(made)
-    kernels, outcomes = _KERNELS[verb], made.first.shape[-1]
+    outcomes = made.first.shape[-1]
     lower, upper = np.full(users.shape, 0.0 if verb == "epsilon" else -np.inf), np.full(users.shape, np.inf)
 
     def ask(name: str, places: np.ndarray, made: Law, *last: np.ndarray, **static: Reports) -> None:
         """Intersect the bounds of the rows ``places`` with the bounds that the kernel ``name`` gives."""
         if places.size:
             known = (Bounds(lower[places], upper[places]),) if verb == "epsilon" else ()
-            more = kernels[name](
+            more = _KERNELS[name][verb](
                 *jax.tree_util.tree_map(lambda a: a[places], (made, users, target)), *known, *last, **static
             )
             upper[places] = np.fmin(upper[places], more.upper)
@@ -348,13 +345,12 @@ def point(verb: str, made: Law, users: Any, target: Any, source: str) -> Bounds:
     """
     if verb == "delta":
         return from_logs(point("log_delta", made, users, target, source))
-    kernels = _KERNELS[verb]
     if source == "two":
-        return kernels["two"].point(made, users, target)
-    first = kernels["13 nodes"].point(made, users, target)
+        return _KERNELS["two"][verb].point(made, users, target)
+    first = _KERNELS["13 nodes"][verb].point(made, users, target)
     known = (first,) if verb == "epsilon" else ()
     nodes = (float(FEWEST_NODES),) if source == "nodes" else ()
-    second = kernels[source].point(made, users, target, *known, *nodes)
+    second = _KERNELS[source][verb].point(made, users, target, *known, *nodes)
     return Bounds(xp.maximum(first.lower, second.lower), xp.minimum(first.upper, second.upper))
 
 
@@ -394,6 +390,8 @@ def _by_nodes(made: Law, users: Any, epsilon: Any, moved: Sum | None = None) -> 
 def _canary() -> tuple[Any, Any, float]:
     """One exact epsilon of the clones pair and one of two-point randomized response."""
     point = [np.array([x]) for x in (1.0, 1e6, 1e-6)]
-    first = contour_epsilon.run_unchecked(clones_law.run_unchecked(point[0], bound="clones"), *point[1:])
+    first = _KERNELS["13 nodes"]["epsilon"].run_unchecked(
+        clones_law.run_unchecked(point[0], bound="clones"), *point[1:]
+    )
     two = least_epsilon.run_unchecked(*(np.array([x]) for x in (4.0, 1e5, 1e-6)))
     return np.append(first.upper, two), np.array([0.0043345198029866226, 0.084713990685631705]), 1e-8
