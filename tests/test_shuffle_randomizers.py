@@ -229,6 +229,15 @@ def test_laws_of_many_outcomes_agree_with_the_multinomial_sum(n):
         assert (lower <= exact * (1 + EXACT_SUM)).all() and (exact <= upper * (1 + EXACT_SUM)).all()
 
 
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_reports_that_other_inputs_cannot_send_count_beside_two_mirrored_ones(n):
+    """The inputs 2 and 3 cannot send one of the reports 2 and 3 each, which mirror each other as 0 and 1 do."""
+    table = np.array([[0.5, 0.02, 0.4, 0.08], [0.02, 0.5, 0.08, 0.4], [0.49, 0.49, 0.0, 0.02], [0.49, 0.49, 0.02, 0.0]])
+    found = jaxdp.delta(jaxdp.Shuffled(jaxdp.FiniteRandomizer(table), n), [0.0, 0.5, 1.0])
+    exact = [direct_delta(table[0], table[1], table[1], n, epsilon) for epsilon in (0.0, 0.5, 1.0)]
+    assert (exact <= found * (1 + EXACT_SUM)).all()
+
+
 @pytest.mark.parametrize("n", [2, 3, 7, 12])
 def test_few_users_are_counted_in_full(n):
     tables = np.array([random_table(seed, 2, 4, seed % 2) for seed in range(6)])

@@ -207,13 +207,13 @@ def clones_law(eps0: Any, *, bound: str) -> Law:
 def countable(made: Law, users: np.ndarray) -> np.ndarray:
     """Approximate number of terms of the sum over counts, for each row of a batch; inf where `counts` does not apply.
 
-    It applies where outcomes 0 and 1 mirror each other, all other outcomes have loss 0, and at most two of these have
-    mass.
+    It applies where outcomes 0 and 1 mirror each other, and where at most two other outcomes have any probability, each
+    with loss 0. An outcome with base 0 and another loss would identify the user, which the sum does not account for.
     """
     first, second, base, loss = (side[:, :2] for side in made[:4])
     mirror = (first == second[:, ::-1]).all(1) & (loss[:, 0] == -loss[:, 1]) & (base[:, 0] == base[:, 1])
-    others = (made.loss[:, 2:] == 0) | (made.base[:, 2:] == 0)
-    plain = others.all(1) & (made.first + made.second + made.base == 0)[:, 4:].all(1)
+    impossible = made.first + made.second + made.base == 0
+    plain = (impossible | (made.loss == 0))[:, 2:].all(1) & impossible[:, 4:].all(1)
     shares = np.sort(np.column_stack([made.base[:, 2:4], made.rest]), axis=1)[:, :-1]
     shares = np.column_stack([base.sum(1), shares])
     deviations = np.sqrt(users[:, None] * shares * np.maximum(1 - shares, 0.0))
