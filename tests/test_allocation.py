@@ -395,14 +395,17 @@ def test_the_bound_of_the_modulus_is_above_the_modulus():
 @pytest.mark.parametrize("steps", [1, 2, 1e6])
 @pytest.mark.parametrize("noise", [0.3, 20.0])
 def test_the_corners_of_the_range_are_answered(steps, noise):
-    m = allocation(steps, noise)
+    m, deltas = allocation(steps, noise), (1e-300, 1e-6, 0.5)
+    plain = np.transpose(jaxdp.epsilon_bounds(jaxdp.Gaussian(noise), deltas))
     with on_host():
         for sign in (1.0, -1.0):
-            for delta in (1e-300, 1e-6, 0.5):
+            for delta, alone in zip(deltas, plain, strict=True):
                 found = bounds.allocation_epsilon.point(
                     np.float64(steps), np.float64(noise), sign, np.float64(delta), effort=SMALL
                 )
-                assert 0 <= found.lower <= found.upper < np.inf
+                assert found.lower <= found.upper < np.inf
+                if steps == 1:
+                    assert [found.lower, found.upper] == pytest.approx(alone, rel=1e-9)
     assert jaxdp.delta(m, np.inf) == 0 and jaxdp.delta(m, -np.inf) == 1
     assert jaxdp.epsilon(m, 0.0) == np.inf and jaxdp.epsilon(m, 1.0) == 0
 

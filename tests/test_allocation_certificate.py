@@ -39,22 +39,26 @@ def no_moments(log_bound, c, place):
 # ---- jumps: for each term a setting in which the bound without the term is on the wrong side ----
 
 
+WITHOUT_CHERNOFF = [(10, 1.0, 0.5, 1.0), (10, 1.0, 0.5, -1.0)]
+WITHOUT_SEVERAL = [(2, 1.0, 0.5, 1.0), (100, 0.5, 6.4, 1.0)]
+WITHOUT_PARABOLA = (3, 1.0, 1.0, 1.0)
+
+
 def test_jumps_enclose_where_each_term_is_tested():
-    for point in ((10, 1.0, 0.5, 1.0), (2, 1.0, 0.5, 1.0), (100, 0.5, 3.0, 1.0), (10, 1.0, 0.5, -1.0)):
+    for point in {*WITHOUT_CHERNOFF, *WITHOUT_SEVERAL, WITHOUT_PARABOLA}:
         lower, upper = by_jumps(*point)
         low, high = evaluated(*point)
         assert lower <= high and low <= upper
-        assert low <= high
 
 
-@pytest.mark.parametrize("point", [(10, 1.0, 0.5, 1.0), (10, 1.0, 0.5, -1.0)])
+@pytest.mark.parametrize("point", WITHOUT_CHERNOFF)
 def test_without_the_chernoff_bound_of_small_steps_the_upper_jump_bound_fails(monkeypatch, point):
     low, _ = evaluated(*point)
     monkeypatch.setattr(jumps, "least_over_tilts", no_moments)
     assert by_jumps(*point)[1] < low
 
 
-@pytest.mark.parametrize("point", [(2, 1.0, 0.5, 1.0), (100, 0.5, 6.4, 1.0)])
+@pytest.mark.parametrize("point", WITHOUT_SEVERAL)
 def test_without_more_than_one_large_step_the_upper_jump_bound_fails(monkeypatch, point):
     low, _ = evaluated(*point)
     monkeypatch.setattr(jumps, "log_several_steps", lambda step, split: -np.inf + 0.0 * split)
@@ -63,7 +67,7 @@ def test_without_more_than_one_large_step_the_upper_jump_bound_fails(monkeypatch
 
 def test_without_the_parabola_the_upper_jump_bound_fails(monkeypatch):
     """Without the bound of no large step the upper bound still holds; without the parabola and its tail it fails."""
-    point = (3, 1.0, 1.0, 1.0)
+    point = WITHOUT_PARABOLA
     low, _ = evaluated(*point)
     least = jumps.least_over_tilts
     # The bound of no large step has places of two axes (epsilons first); the bound beyond the parabola has more axes.

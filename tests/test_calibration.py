@@ -6,8 +6,10 @@ import jax
 import mpmath
 import numpy as np
 import pytest
+from exact import gaussian_delta_in_digits
 from hypothesis import given
 from hypothesis import strategies as st
+from refusal import refused_in_one_line
 
 import jaxdp
 from jaxdp import accounting, calibration
@@ -17,22 +19,16 @@ from jaxdp.sources import contour as sources_contour
 
 # The search ends at most 2e-10 (relative) from a value that fails; the certificate of the Gaussian kernel is finer.
 NEAR = 2e-10
-SIGMA_FOR_EPS_1_DELTA_1E6 = 4.2246788893  # root of `gaussian_delta` below
+SIGMA_FOR_EPS_1_DELTA_1E6 = 4.2246788893  # root of `exact.gaussian_delta_in_digits`
 
 
-def gaussian_delta(sigma, epsilon):
-    """Delta of the Gaussian mechanism in 50 digits (Balle and Wang 2018, Theorem 8)."""
-    with mpmath.workdps(50):
-        mu = 1 / mpmath.mpf(sigma)
-        return mpmath.ncdf(mu / 2 - epsilon / mu) - mpmath.exp(epsilon) * mpmath.ncdf(-mu / 2 - epsilon / mu)
-
-
+@mpmath.workdps(50)
 def test_the_noise_multiplier_is_the_exact_one_and_not_below_it():
     sigma = calibrate(jaxdp.Gaussian, epsilon=1.0, delta=1e-6, bracket=(0.1, 100.0))
     assert isinstance(sigma, np.float64)
     assert sigma == pytest.approx(SIGMA_FOR_EPS_1_DELTA_1E6, rel=1e-10)
-    assert gaussian_delta(sigma, 1) <= 1e-6
-    assert gaussian_delta(sigma * (1 - NEAR), 1) > 1e-6
+    at, below = (gaussian_delta_in_digits(1, 1 / mpmath.mpf(noise)) for noise in (sigma, sigma * (1 - NEAR)))
+    assert at <= 1e-6 < below
 
 
 @pytest.mark.slow
@@ -316,8 +312,8 @@ def test_a_value_that_fails_when_evaluated_alone_is_moved_to_the_safe_side(monke
         ({"relation": "cousins"}, "relation must be one of"),
     ],
 )
-def test_bad_input_is_one_clear_sentence(change, message):
-    with pytest.raises(ValueError, match=message):
+def test_bad_input_is_one_line(change, message):
+    with refused_in_one_line(ValueError, message):
         calibrate(jaxdp.Gaussian, **({"epsilon": 1.0, "delta": 1e-6, "bracket": (0.1, 100.0)} | change))
 
 
@@ -340,7 +336,10 @@ def test_an_empty_batch_has_no_answers():
 
 def test_ends_of_a_bracket_of_whole_numbers_may_be_fractions():
     count = calibrate(lambda n: jaxdp.repeat(jaxdp.Gaussian(10.0), n), epsilon=1.0, delta=1e-6, bracket=(0.3, 10.7))
-    assert count == 4 or jaxdp.epsilon(jaxdp.repeat(jaxdp.Gaussian(10.0), count + 1), 1e-6) > 1.0
+    assert count == 5
+    with mpmath.workdps(50):
+        at, beyond = (gaussian_delta_in_digits(1, mpmath.sqrt(steps) / 10) for steps in (5, 6))
+    assert at <= 1e-6 < beyond
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,9 @@
 """Every public docstring has an example, which prints what the docstring says."""
 
-import doctest
 import importlib
 
-import jax
-import numpy as np
 import pytest
+from examples import examples_of, failures_of
 
 import jaxdp
 
@@ -13,7 +11,6 @@ import jaxdp
 MODULES = ("jaxdp.domains", "jaxdp.plot")
 # Raised when a backend returns wrong numbers, which no example can show.
 WITHOUT_EXAMPLE = {"BackendError"}
-NAMES = {"__name__": "__main__", "jaxdp": jaxdp, "jax": jax, "np": np}
 
 
 def public_objects():
@@ -28,25 +25,16 @@ def public_objects():
     return found
 
 
-def examples():
-    """Docstrings with examples of the public objects and of the methods that they define."""
-    finder = doctest.DocTestFinder(exclude_empty=True)
-    for name, value in public_objects().items():
-        for test in finder.find(value, name, module=False, globs=NAMES):
-            if test.examples:
-                yield pytest.param(test, id=test.name)
+EXAMPLES = [example for name, value in public_objects().items() for example in examples_of(value, name)]
 
 
-@pytest.mark.parametrize("example", list(examples()))
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
 def test_an_example_prints_what_the_docstring_says(example):
-    report = []
-    doctest.DocTestRunner(verbose=False).run(example, out=report.append)
-    assert "".join(report) == ""
+    assert failures_of(example) == ""
 
 
 def test_every_public_object_has_an_example():
-    shown = {example.id for example in examples()}
-    assert set(public_objects()) - shown == WITHOUT_EXAMPLE
+    assert set(public_objects()) - {example.name for example in EXAMPLES} == WITHOUT_EXAMPLE
 
 
 def test_help_of_shuffled_shows_first_what_a_user_needs():

@@ -4,6 +4,7 @@ import jax
 import mpmath
 import numpy as np
 import pytest
+from exact import gaussian_delta, gaussian_delta_in_digits
 
 import jaxdp
 from jaxdp.domains import SMALLEST
@@ -31,8 +32,14 @@ def test_a_subnormal_delta_is_not_taken_for_0(mechanism, exact):
 
 
 def test_a_subnormal_delta_does_not_raise_lower_bounds_nor_lower_a_mu():
-    assert jaxdp.shuffle.lower_bound_epsilon(1.0, 10**4, 1e-310) <= 0.4428
-    assert jaxdp.conversions.gdp_mu_from_profile([40.0], [1e-310]) >= 1.0540
+    """They are those of the smallest normal number."""
+    # Exact at `SMALLEST` and at 1e-310: sums over the count of ones of both two-point pairs in mpmath, and bisection.
+    smallest, exact = 0.442701466736, 0.444627980313
+    assert smallest * (1 - 1e-6) <= jaxdp.shuffle.lower_bound_epsilon(1.0, 10**4, 1e-310) <= exact
+    mu = jaxdp.conversions.gdp_mu_from_profile([40.0], [1e-310])
+    with mpmath.workdps(40):
+        assert 1e-310 <= gaussian_delta_in_digits(40, mu)
+        assert gaussian_delta_in_digits(40, mu * (1 - 1e-9)) < SMALLEST
 
 
 @pytest.mark.parametrize(
@@ -179,7 +186,7 @@ def test_squares_of_noise_that_overflow_are_not_taken_for_perfect_privacy():
     for mechanism in (kept, jaxdp.repeat(kept, 3), sampled):
         assert jaxdp.delta(mechanism, 0.0) > 1e-161
     many = jaxdp.PoissonSampled(jaxdp.repeat(noise, 1e300), 0.5)  # mu is 1e-10: delta is 0.5 mu / sqrt(2 pi)
-    assert jaxdp.delta_bounds(many, 0.0) == pytest.approx((1.99456e-11, 1.99492e-11), rel=1e-4)
+    assert jaxdp.delta_bounds(many, 0.0) == pytest.approx((1.99456e-11, 1.99492e-11), rel=1e-4, abs=0)
     assert (jaxdp.renyi(jaxdp.Gaussian(1e200), [1.5, 2.0]) > 0).all()
     assert jaxdp.renyi(jaxdp.RandomAllocation(noise, 10), 1e300) >= 5e-22  # order / (2 noise^2 num_steps)
 
@@ -232,11 +239,17 @@ def test_discrete_laplace_noise_of_huge_scale_is_that_of_laplace(scale, sensitiv
 
 
 def test_rates_and_steps_at_the_end_of_the_range_have_no_lower_bound_above_the_truth():
-    sampled = jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), 1e-301)
-    assert jaxdp.delta_bounds(sampled, 0.0, relation="add").lower <= 0.383e-301  # delta of mu = 1 at 0 is 0.3829
-    assert jaxdp.epsilon_bounds(sampled, 0.6e-301, relation="add").lower == 0
+    total_variation = gaussian_delta(0.0, 1.0)  # times the rate: delta at 0
+    for rate, reach in ((1e-301, np.inf), (1e-295, 1e-9)):  # at the first rate nothing but 0 is proved
+        sampled = jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), rate)
+        lower, upper = jaxdp.delta_bounds(sampled, 0.0, relation="add")
+        assert lower <= total_variation * rate * (1 + 1e-12) and total_variation * rate * (1 - 1e-12) <= upper
+        assert upper - lower <= reach * upper
+        assert jaxdp.epsilon_bounds(sampled, 0.6 * rate, relation="add").lower == 0
     lower, upper = jaxdp.delta_bounds(jaxdp.RandomAllocation(jaxdp.Gaussian(2.0), 5e14), 1e-3, relation="add")
     assert lower < 1e-6 < upper
+    lower, upper = jaxdp.delta_bounds(jaxdp.RandomAllocation(jaxdp.Gaussian(2.0), 1e6), 1e-3, relation="add")
+    assert 6.26e-6 < lower <= upper < 6.27e-6
 
 
 def test_cells_of_laplace_noise_inside_a_randomizer_give_no_lower_bound_of_the_noise():
@@ -247,7 +260,8 @@ def test_cells_of_laplace_noise_inside_a_randomizer_give_no_lower_bound_of_the_n
     p, q = (0.5 * np.exp(-np.abs(grid - x)) for x in (0.0, 1.0))
     exact = np.sum(np.maximum(0.5 * (p + q) - e * p, 0.0)) * (grid[1] - grid[0])
     other = np.sum(np.maximum(p - e * 0.5 * (p + q), 0.0)) * (grid[1] - grid[0])
-    assert lower <= max(exact, other) * (1 + 1e-9)
+    assert lower <= max(exact, other) * (1 + 1e-9) and max(exact, other) * (1 - 1e-9) <= upper
+    assert upper - lower <= 1e-6 * upper
 
 
 def test_a_distance_that_underflows_is_not_forgotten():
@@ -261,7 +275,13 @@ def test_a_distance_that_underflows_is_not_forgotten():
 
 def test_a_subnormal_rate_is_not_taken_for_0_by_the_trade_off(compiled):
     rates = np.append(0.5, np.full(300, 1e-310))
-    assert (jaxdp.tradeoff(jaxdp.Gaussian(1 / 40), rates)[1:] <= 0.0098).all()
+    found = jaxdp.tradeoff(jaxdp.Gaussian(1 / 40), rates)[1:]
+    with mpmath.workdps(40):  # the curve at the smallest normal number and at 1e-310
+        below, exact = (
+            mpmath.ncdf(-40 - mpmath.findroot(lambda z, x=x: mpmath.log(mpmath.ncdf(z) / x), -37.6))
+            for x in map(mpmath.mpf, (SMALLEST, 1e-310))
+        )
+    assert all(below * (1 - mpmath.mpf(1e-6)) <= value <= exact for value in found)
 
 
 @pytest.mark.parametrize("steps", [10, 1000])
@@ -270,7 +290,7 @@ def test_a_mu_that_is_rounded_up_gives_no_lower_bound_above_the_truth(steps):
     with mpmath.workdps(40):
         mu = 1 / mpmath.sqrt(steps)
         epsilon = mpmath.mpf(float(2 * mu))
-        exact = mpmath.ncdf(-epsilon / mu + mu / 2) - mpmath.exp(epsilon) * mpmath.ncdf(-epsilon / mu - mu / 2)
+        exact = gaussian_delta_in_digits(epsilon, mu)
     lower, upper = jaxdp.delta_bounds(alone, float(epsilon))
     assert lower <= exact <= upper and upper - lower <= 1e-8 * upper
     nothing = jaxdp.NoisyIteration(np.ones(steps), np.ones(steps), np.zeros(steps))  # must not weaken the lower bound

@@ -434,8 +434,12 @@ def test_bad_arguments_are_named():
         interop.PrivacyAccountant("add")
     with pytest.raises(ValueError, match="noise_multiplier must be"):
         interop.from_dp_event(dp_event.GaussianDpEvent(-1.0))
-    with pytest.raises(ValueError, match="count must be"):
-        interop.PrivacyAccountant().compose(GAUSSIAN, -1)
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_a_count_below_one_is_an_error(count):
+    with pytest.raises(ValueError, match="count`? must be"):
+        interop.PrivacyAccountant().compose(GAUSSIAN, count)
 
 
 def test_sampled_noise_whose_square_overflows_is_some_noise():

@@ -1,7 +1,7 @@
 """The cases of dp_accounting's tests of its PLD accountant, run with jaxdp's accountant.
 
 Expected numbers and tolerances are those of dp_accounting 0.6.0's pld_privacy_accountant_test.py. The tables at the end
-account for every case there: a test here, or a reason why the case does not apply.
+account for every case there: a test here or in test_interop.py, or a reason why the case does not apply.
 """
 
 import importlib.util
@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("dp_accounting")
 import dp_accounting  # noqa: E402  (after the skip)
+import test_interop  # noqa: E402
 from dp_accounting import dp_event, privacy_accountant_test  # noqa: E402
 from dp_accounting.pld import pld_privacy_accountant_test  # noqa: E402
 from dp_accounting.privacy_accountant import UnsupportedEventError  # noqa: E402
@@ -93,12 +94,6 @@ def test_gaussian_events_are_supported_under_every_relation(event, relation):
     assert interop.PrivacyAccountant(relation).supports(event)
 
 
-@pytest.mark.parametrize("count", [0, -1])
-def test_a_count_below_one_is_an_error(count):
-    with pytest.raises(ValueError, match="count"):
-        interop.PrivacyAccountant().compose(GAUSSIAN(1.0), count)
-
-
 @pytest.mark.parametrize(
     ("event", "relation"),
     [
@@ -172,7 +167,7 @@ APPLIED = {
     "test_discrete_laplace_basic": test_numbers_are_those_that_dp_accounting_expects,
     "test_gaussian_basic": test_numbers_are_those_that_dp_accounting_expects,
     "test_laplace_basic": test_numbers_are_those_that_dp_accounting_expects,
-    "test_non_positive_composition_value_error": test_a_count_below_one_is_an_error,
+    "test_non_positive_composition_value_error": test_interop.test_a_count_below_one_is_an_error,
     "test_poisson_subsampled_gaussian": test_numbers_are_those_that_dp_accounting_expects,
     "test_poisson_subsampled_laplace": test_numbers_are_those_that_dp_accounting_expects,
     "test_poisson_subsampling_with_zero_probability": test_a_record_that_is_never_used_costs_nothing,
@@ -188,6 +183,7 @@ APPLIED = {
 }
 _COARSER = "jaxdp's grid is coarser: its number is larger by some 1e-6 (relative), where the case asks for 6e-8"
 _SMALLER = "jaxdp's bound of a truncated batch is smaller: 16.4566 where the case expects 17.9043"
+# test_interop.py has these theorems' mechanisms
 _OWN_THEOREM = "jaxdp has a theorem for the event under REPLACE_ONE, where dp_accounting has none"
 NOT_APPLICABLE = {
     "test_composition_errors_for_neighboring_relation1": _OWN_THEOREM,
@@ -219,12 +215,7 @@ def test_every_case_of_the_file_is_applied_or_named_with_its_reason():
     assert len(cases) > 50
     assert {group(case) if case not in APPLIED else case for case in applied} == set(APPLIED)
     assert set(NOT_APPLICABLE) <= cases
-    assert all(getattr(sys.modules[__name__], test.__name__) is test for test in APPLIED.values())
-
-
-@pytest.mark.parametrize("event", [LAPLACE(1.0), DISCRETE_LAPLACE(0.1, 1), SAMPLED(0.1, LAPLACE(1.0))], ids=repr)
-def test_the_reasons_hold_where_jaxdp_has_a_theorem_of_its_own(event):
-    assert interop.PrivacyAccountant(REPLACE).supports(event)
+    assert all(getattr(sys.modules[test.__module__], test.__name__) is test for test in APPLIED.values())
 
 
 @pytest.mark.slow

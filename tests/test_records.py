@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import mpmath as mp
 import numpy as np
 import pytest
+from exact import gaussian_delta_in_digits
 
 import jaxdp
 from jaxdp.mechanisms import basic
@@ -204,6 +205,7 @@ def test_order_of_composition_and_grouping_do_not_matter():
 
 def test_composing_nothing_releases_nothing():
     assert jaxdp.epsilon(jaxdp.compose(), 1e-9) == 0
+    assert jaxdp.delta(jaxdp.compose(), 0.0) == 0
     assert jaxdp.epsilon(jaxdp.PoissonSampled(jaxdp.compose(), 0.5), 1e-9) == 0
 
 
@@ -216,7 +218,6 @@ def test_noise_of_few_bits_is_composed_in_double_precision(kind):
         return jaxdp.epsilon(jaxdp.PoissonSampled(noise, 0.1), 1e-6)
 
     assert epsilon(kind) == pytest.approx(epsilon(lambda number: float(kind(number))), rel=1e-12)
-    assert jaxdp.delta(jaxdp.compose(), 0.0) == 0
 
 
 def test_two_classes_never_share_a_tree_structure():
@@ -251,15 +252,12 @@ def test_lower_bounds_of_iterations_with_little_loss_are_below_the_exact_delta(s
     """Near epsilon 0 delta is proportional to mu, so the lower bound allows for the whole relative excess of mu."""
     runs, mu = jaxdp.NoisyIteration([1.0] * steps, 1.0, [shift] * steps), mp.sqrt(steps) * mp.mpf(shift)
 
-    def exact(eps):
-        return mp.ncdf(mu / 2 - eps / mu) - mp.exp(eps) * mp.ncdf(-mu / 2 - eps / mu)
-
     for eps in (0.0, 1e-3, 1e-2):
         lower, upper = jaxdp.delta_bounds(runs, eps)
-        assert lower <= exact(mp.mpf(eps)) <= upper <= lower * (1 + 1e-8)
-    for delta in (float(exact(mp.mpf("1e-4"))), float(exact(mp.mpf("1e-2")))):
+        assert lower <= gaussian_delta_in_digits(eps, mu) <= upper <= lower * (1 + 1e-8)
+    for delta in (float(gaussian_delta_in_digits(eps, mu)) for eps in ("1e-4", "1e-2")):
         lower, upper = jaxdp.epsilon_bounds(runs, delta)
-        assert exact(mp.mpf(float(upper))) <= delta <= exact(mp.mpf(float(lower)))
+        assert gaussian_delta_in_digits(upper, mu) <= delta <= gaussian_delta_in_digits(lower, mu)
 
 
 @pytest.mark.parametrize("last", [2e-24, 3e-24, 7e-24])

@@ -402,6 +402,7 @@ def test_one_step_is_enclosed_next_to_the_supremum_of_its_loss_and_everywhere_el
     for i, lower, upper in zip(live, bounds.lower, bounds.upper, strict=True):
         assert exact_single_step(sigma[i], rate[i], relation, upper) <= asked[i]
         assert lower == 0 or exact_single_step(sigma[i], rate[i], relation, lower) >= asked[i]
+    assert np.mean(bounds.lower > 0) > 0.9
 
 
 def test_one_replace_one_step_of_the_poisson_sampled_gaussian_is_exact():

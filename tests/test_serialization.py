@@ -1,4 +1,4 @@
-"""Mechanisms as JSON: records come back equal, a stored file of schema 1 loads, bad text is refused in one sentence."""
+"""Mechanisms as JSON: records come back equal, a stored file of schema 1 loads, bad text is refused with the reason."""
 
 import json
 import pathlib
@@ -35,7 +35,9 @@ ALL = (*(example for example, _ in EXAMPLES.values()), *MORE)
 def test_every_public_record_is_known_by_a_name_of_its_own():
     known = serialization.records_by_name()
     assert set(EXAMPLES) <= set(known.values()) and set(INTERNAL) <= set(known.values())
-    assert len({cls.__name__ for cls in known.values()}) == len(known)
+    records = [cls for cls in serialization._subclasses(jaxdp.Mechanism) if "__dataclass_fields__" in vars(cls)]
+    names = [cls.__name__ for cls in set(records) if cls.__module__.startswith("jaxdp.")]
+    assert sorted(names) == sorted(known)
 
 
 @pytest.mark.parametrize("mechanism", ALL, ids=lambda m: type(m).__name__)
@@ -75,7 +77,7 @@ def test_files_of_this_release_load():
         (lambda text: text.replace("2.0", "{}"), "unknown class None"),
     ],
 )
-def test_text_that_is_no_mechanism_is_refused_in_one_sentence(change, said):
+def test_text_that_is_no_mechanism_is_refused_with_the_reason(change, said):
     with pytest.raises(ValueError, match=said):
         jaxdp.from_json(change(jaxdp.to_json(jaxdp.Gaussian(2.0))))
 

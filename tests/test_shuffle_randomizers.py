@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from refusal import refused_in_one_line
 
 import jaxdp
 from jaxdp.mechanisms.composition import flat_rows
@@ -344,7 +345,7 @@ def test_named_randomizers_are_amplified_more_than_all_randomizers_together():
         assert 1.3 < stronger / one < 1.5 and 1.6 < clones / one < 2.0
 
 
-def test_bad_input_is_one_sentence():
+def test_bad_input_is_one_line():
     for make, message in (
         (lambda: jaxdp.RandomizedResponse(1.0, 1), "num_categories"),
         (lambda: jaxdp.SubsetSelection(1.0, 4, 4), "num_categories - subset_size"),
@@ -354,7 +355,7 @@ def test_bad_input_is_one_sentence():
         (lambda: jaxdp.FiniteRandomizer([[0.5, 0.4], [0.5, 0.5]]), "sum of each row"),
         (lambda: jaxdp.FiniteRandomizer([0.5, 0.5]), "shape"),
     ):
-        with pytest.raises(ValueError, match=message):
+        with refused_in_one_line(ValueError, message):
             jaxdp.epsilon(jaxdp.Shuffled(make(), 100), 1e-6)
     with pytest.raises(jaxdp.UnsupportedMechanismError, match="blanket"):
         jaxdp.epsilon(jaxdp.Shuffled(jaxdp.LocalRandomizer(1.0), 100, "blanket"), 1e-6)

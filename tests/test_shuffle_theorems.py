@@ -4,6 +4,8 @@ import jax
 import mpmath
 import numpy as np
 import pytest
+from exact import gaussian_delta_in_digits, hockey_stick
+from scipy import stats
 
 import jaxdp
 from jaxdp import shuffle
@@ -52,11 +54,21 @@ def test_renyi_curve_of_girgis_refuses_what_it_cannot_sum():
         jax.jit(lambda order: shuffle.girgis_2021_renyi(order, 1.0, 100))(3.0)
 
 
+def clones_delta(eps0, users, epsilon, most=400):
+    """Delta of the clones pair by its definition, summed over at most ``most`` clones of which some hold a one."""
+    clones = np.arange(most)[:, None]
+    ones = np.arange(most + 1)[None, :]
+    chance = stats.binom.pmf(clones, users - 1, np.exp(-eps0))
+    before, here = stats.binom.pmf(ones - 1, clones, 0.5), stats.binom.pmf(ones, clones, 0.5)
+    own = 1 / (1 + np.exp(-eps0))
+    p, q = (chance * (a * before + (1 - a) * here) for a in (own, 1 - own))
+    return hockey_stick(p, q, epsilon)
+
+
 def test_local_epsilon_for_is_the_largest_that_passes():
     answer = shuffle.local_epsilon_for(1.0, 1e6, 1e-6)
-    assert answer == pytest.approx(9.3696, abs=1e-3)  # Theorem 5.2 in closed form gives 6.71
-    at = clones_bounds("delta", np.array([answer, answer * (1 + 1e-5)]), np.full(2, 1e6), np.ones(2), "clones").upper
-    assert at[0] <= 1e-6 < at[1]
+    at, above = (clones_delta(eps0, 10**6, 1.0) for eps0 in (answer, answer * (1 + 1e-5)))
+    assert at <= 1e-6 < above
 
 
 @pytest.mark.thorough
@@ -111,11 +123,8 @@ def test_noisy_sgd_with_huge_noise_keeps_the_mass_of_the_gaussian_tail():
     found = shuffle.noisy_sgd_one_pass_epsilon(noise, 1, target)
     with mpmath.workdps(600):
         for std, delta, epsilon in zip(*(map(mpmath.mpf, v) for v in (noise, target, found)), strict=True):
-            mu = 2 / std
-            low, high = epsilon / mu - mu / 2, epsilon / mu + mu / 2
-            exact = (mpmath.erfc(low / mpmath.sqrt(2)) - mpmath.exp(epsilon) * mpmath.erfc(high / mpmath.sqrt(2))) / 2
-            assert exact <= delta
-    assert found * noise == pytest.approx(74.0, rel=0.1)
+            assert gaussian_delta_in_digits(epsilon, 2 / std) <= delta
+            assert gaussian_delta_in_digits(0.9 * epsilon, 2 / std) > delta
 
 
 @pytest.mark.slow

@@ -191,7 +191,7 @@ def test_a_killed_sweep_frees_its_path_for_the_next(tmp_path, monkeypatch, capsy
     assert len((tmp_path / "log").read_text().split()) <= 12  # ten tiles, the probe, and the interrupted tile again
 
 
-def test_an_interrupt_says_what_is_kept(tmp_path, capsys):
+def test_an_interrupt_says_what_is_kept(tmp_path):
     def interrupted(a):
         if 70 in a:
             raise KeyboardInterrupt
