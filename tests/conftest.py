@@ -160,6 +160,22 @@ def the_first_points_are_numpys():
 
 
 @pytest.fixture
+def row_by_row_is_fine():
+    """For tests of classes that `Rows` does not serve: a user's own, and pairs that enclose noise from both sides."""
+
+
+@pytest.fixture(autouse=True)
+def rows_are_computed_together(request, monkeypatch):
+    """NumPy computes the rows of a call one by one if a kernel calls a function that `Rows` lacks: ten times slower."""
+
+    def refuse(kernel, *_):
+        pytest.fail(f"{kernel} calls a function that Rows lacks")
+
+    if "row_by_row_is_fine" not in request.fixturenames:
+        monkeypatch.setattr(precision.Kernel, "_row_by_row", refuse)
+
+
+@pytest.fixture
 def compiled(monkeypatch):
     """Compiled programs answer all points; NumPy answers none."""
     monkeypatch.setattr(precision, "_COMPILE_AFTER", 0)

@@ -175,13 +175,16 @@ class Kernel:
             try:
                 result = self.point(*jax.tree.map(lambda leaf: Rows(leaf[start : start + size]), args), **static)
             except (TypeError, AttributeError):  # a user's class may call functions that `Rows` lacks
-                rows = [self._by_numpy(args, row, static) for row in range(start, start + size)]
-                return jax.tree.map(lambda *leaves: np.concatenate(leaves), *rows)
+                return self._row_by_row(args, start, size, static)
 
         def with_batch_axis(x: Any) -> np.ndarray:
             return np.broadcast_to(x.data if isinstance(x, Rows) else x, (size, *np.shape(x)))
 
         return jax.tree.map(with_batch_axis, result)
+
+    def _row_by_row(self, args: Any, start: int, size: int, static: Any) -> Any:
+        rows = [self._by_numpy(args, row, static) for row in range(start, start + size)]
+        return jax.tree.map(lambda *leaves: np.concatenate(leaves), *rows)
 
     def _by_programs(self, args: Any, size: int, static: Any, program: Any) -> Any:
         where, traces_before = platform(), self.traces

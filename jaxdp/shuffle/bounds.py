@@ -183,7 +183,7 @@ _KERNELS = {
         tries=12,
     ),
     "nodes": _pair(
-        contour.evaluate_long, _alive_in_long_sum, (_patience(7.0), _patience(2.0, together=False)), (256, 1)
+        contour.evaluate_long, _alive_in_long_sum, (_patience(7.0), _patience(4.0, together=False)), (256, 1)
     ),
     # with over two outcomes a call computes one point, as points wait for the slowest
     "counts": _pair(
