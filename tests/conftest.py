@@ -159,20 +159,20 @@ def the_first_points_are_numpys():
         kernel._patience_used.clear()
 
 
-@pytest.fixture
-def row_by_row_is_fine():
-    """For tests of classes that `Rows` does not serve: a user's own, and pairs that enclose noise from both sides."""
-
-
 @pytest.fixture(autouse=True)
-def rows_are_computed_together(request, monkeypatch):
-    """NumPy computes the rows of a call one by one if a kernel calls a function that `Rows` lacks: ten times slower."""
+def rows_are_computed_together(monkeypatch):
+    """NumPy computes the rows of a call one by one if a kernel calls a function that `Rows` lacks: ten times slower.
 
-    def refuse(kernel, *_):
-        pytest.fail(f"{kernel} calls a function that Rows lacks")
+    Only for an `EnclosingPair` it has to: the two pairs that enclose a row have different lengths.
+    """
+    plain = precision.Kernel._row_by_row
 
-    if "row_by_row_is_fine" not in request.fixturenames:
-        monkeypatch.setattr(precision.Kernel, "_row_by_row", refuse)
+    def refuse(kernel, args, *rest):
+        if "EnclosingPair" not in repr(args):
+            pytest.fail(f"{kernel} calls a function that Rows lacks")
+        return plain(kernel, args, *rest)
+
+    monkeypatch.setattr(precision.Kernel, "_row_by_row", refuse)
 
 
 @pytest.fixture

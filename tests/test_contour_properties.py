@@ -329,7 +329,6 @@ def test_the_trade_off_of_add_is_followed_as_far_down_as_its_losses_reach(sigma,
     assert exact * (1 - 1e-5) <= found <= exact
 
 
-@pytest.mark.usefixtures("row_by_row_is_fine")  # the two pairs that enclose a row have different lengths
 def test_the_trade_off_of_sampled_laplace_noise_is_sought_at_the_kink_of_its_least_loss():
     """No loss is below the least one: the best test rejects all outcomes but a share of those with the least loss."""
     rate, least = 0.1, np.log(0.9 + 0.1 * np.exp(-2.0))

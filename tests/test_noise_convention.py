@@ -195,7 +195,6 @@ def test_no_fixed_size_batch_of_any_data_set_exceeds_the_bounds_and_the_worst_at
         assert np.all(found.lower <= exact * (1 + 1e-9)), relation
 
 
-@pytest.mark.usefixtures("row_by_row_is_fine")  # the two pairs that enclose a row have different lengths
 @pytest.mark.parametrize("rate", [0.1, 0.7])
 @pytest.mark.parametrize("noise", [jaxdp.DiscreteLaplace(1.5), jaxdp.DiscreteGaussian(0.9)])
 def test_no_poisson_batch_of_any_data_set_exceeds_the_bounds_and_the_worst_attains_them(rate, noise):

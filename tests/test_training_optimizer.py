@@ -311,7 +311,7 @@ assert abs(total - 2.0) < 1e-5, total
 try:
     run(None, P("d"))
 except ValueError as error:
-    assert "partition must be" in str(error)
+    assert "partition must give" in str(error)
 else:
     raise AssertionError
 # the checked mode accepts it too, and replicated outputs are known to be replicated
@@ -338,7 +338,7 @@ def clipped(params, data, by_hand, partition=specs):
 rows = {"whole": P(), "cut": P(None, "d")}
 split = {"whole": P("d"), "cut": P("d")}
 for by_hand in (False, True):
-    for vma, partition, cut, why in ((True, specs, rows, ""), (False, specs, rows, "check_vma=True alone"),
+    for vma, partition, cut, why in ((True, specs, rows, ""), (False, specs, rows, "must have check_vma=True"),
                                      (True, P(), rows, "partition must say"), (True, specs, split, "")):
         f = jax.shard_map(lambda p, x: clipped(p, x, by_hand, partition), mesh=mesh, in_specs=(specs, cut),
                           out_specs=(specs, P()), check_vma=vma)
