@@ -251,8 +251,8 @@ def shuffled_kernels(rng: np.random.Generator, count: int) -> Case:
     few = users * np.exp(-eps0) < 1e6
     users, eps0, epsilon = users[few], eps0[few], epsilon[few]
     made = kernels.clones_law(eps0, bound=("clones", "stronger")[int(rng.integers(2))])
-    contour = kernels.contour_log_delta(made, users, epsilon)
-    counts = kernels.counts_log_delta(made, users, epsilon)
+    contour = kernels._KERNELS["13 nodes"]["log_delta"](made, users, epsilon)
+    counts = kernels._KERNELS["counts"]["log_delta"](made, users, epsilon)
     with np.errstate(invalid="ignore"):
         middle = np.where(np.isfinite(counts.lower), 0.5 * (counts.lower + counts.upper), counts.upper)
         half = np.where(np.isfinite(counts.lower), 0.5 * (counts.upper - counts.lower), 0.0)

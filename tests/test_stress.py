@@ -28,6 +28,11 @@ def test_a_contour_integral_without_certificate_agrees_with_the_certified_one():
     assert case.value.size >= 3 and not stress.violations(case).any()
 
 
+def test_two_sources_of_shuffled_bounds_agree():
+    case = stress.shuffled_kernels(np.random.default_rng(3), 40)
+    assert case.value.size >= 3 and not stress.violations(case).any()
+
+
 def test_nan_in_a_bound_is_a_violation():
     case = stress.Case(stress.Bounds(np.array([0.1]), np.array([np.nan])), np.array([0.2]), np.array([0.0]))
     assert stress.violations(case).all()
