@@ -198,6 +198,15 @@ def test_published_bounds_are_not_below_by_a_slack_or_an_underflow():
         iteration.contractive_iteration_rdp(2.0, 1.0, shift=1.0, **given)
 
 
+def test_a_contraction_of_0_erases_earlier_steps_from_both_bounds():
+    with_reset = jaxdp.NoisyIteration([0.9, 0.0, 0.9], 1.0, 1.0)
+    without_earlier = jaxdp.NoisyIteration([1.0, 1.0, 0.9], [0.0, 1.0, 1.0], [0.0, 1.0, 1.0])
+    lower, upper = jaxdp.epsilon_bounds(with_reset, 1e-6)
+    assert upper * (1 - 1e-9) < lower <= upper
+    np.testing.assert_allclose((lower, upper), jaxdp.epsilon_bounds(without_earlier, 1e-6), rtol=1e-10)
+    assert jaxdp.epsilon(jaxdp.NoisyIteration([1.0, 0.0], [1.0, 0.0], [1.0, 0.0]), 1e-6) < 1e-100
+
+
 @pytest.mark.parametrize("kappa", [1e-100, 1e-200, 1e-300])
 def test_steps_without_noise_after_a_tiny_contraction_hide_nothing(kappa):
     schedule = np.full(3, kappa), np.array([1.0, 0.0, 0.0]), np.array([1.0, 0.0, 0.0])

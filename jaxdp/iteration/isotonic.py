@@ -153,10 +153,13 @@ def _mu2_and_blocks(log_k, log_s2, log_d2, log_unit, valid):
 def _logs(contraction, noise_std, shift, d_unit):
     """(log kappa, log s^2, log d^2) in units of the largest s and of d_unit, and log of (unit of d / unit of s)^2.
 
-    A smaller kappa is replaced by 1e-300, so that log kappa is finite at kappa = 0. mu increases with kappa.
+    kappa = 0 erases all earlier distances: they count as 0 and this kappa as 1. Other kappas below 1e-300 are raised to
+    it, which can only raise mu.
     """
-    s_unit = _unit(noise_std)
-    log_k = xp.log(xp.maximum(contraction, NEXT_TO_ZERO))
+    s_unit, erases = _unit(noise_std), contraction == 0
+    erasing_from_here = xp.cumsum(xp.where(erases, 1.0, 0.0)[::-1], axis=0)[::-1]
+    shift = xp.where(erasing_from_here > erases, 0.0, shift)  # a later step erases this one
+    log_k = xp.log(xp.where(erases, 1.0, xp.maximum(contraction, NEXT_TO_ZERO)))
     logs = log_k, 2 * xp.log(_share(noise_std, s_unit)), 2 * _log_share(shift, d_unit)
     return logs, 2 * (xp.log(d_unit) - xp.log(s_unit))
 
@@ -205,7 +208,7 @@ def allocation_excess(contraction, noise_std, shift, mu):
     largest = math.log(steps + 1) + 2 * xp.sum(abs_log(contraction, 1.0)) + 2 * xp.max(abs_log(noise_std, s_unit))
     units = xp.abs(xp.log(xp.where(mu > 0, mu, 1.0))) + 2 * xp.abs(xp.log(d_unit) - xp.log(s_unit))
     excess = 32 * ULP * ((steps + 8) * (4 + largest) + units)
-    exact = (mu > 1.01 * math.sqrt(NEXT_TO_ZERO)) & xp.all(contraction >= NEXT_TO_ZERO)
+    exact = (mu > 1.01 * math.sqrt(NEXT_TO_ZERO)) & xp.all((contraction >= NEXT_TO_ZERO) | (contraction == 0))
     exact = exact & ~xp.any((noise_std > 0) & (_share(noise_std, s_unit) == 0))
     return xp.where(exact, excess, xp.where(mu == 0, 0.0, xp.inf))
 

@@ -164,7 +164,6 @@ _FUNCTIONS: dict[Callable, Callable[..., Any]] = {
     np.stack: _joined(np.stack, 1),
     np.append: _append,
     np.argsort: lambda x: Rows(np.argsort(x.data, axis=-1)),
-    np.mean: lambda x, axis=None: Rows(np.mean(x.data, _axis(axis, x.ndim))),
     np.sort: lambda x, axis=-1: Rows(np.sort(x.data, _axis(axis, x.ndim))),
     np.diff: lambda x: Rows(np.diff(x.data)),
     np.pad: lambda x, widths: Rows(np.pad(x.data, [(0, 0), *np.broadcast_to(widths, (x.ndim, 2))])),

@@ -173,6 +173,8 @@ def _alive_in_long_sum(made: Law, *rest: Any) -> int:
     return 2048 if short and not long_arrays_pay() else 20_000
 
 
+# by_numpy: a program is compiled after this many seconds of NumPy's time, for log delta and for epsilon. The second is
+# counted in log deltas too, of which a search takes about four. Programs of long sums take 0.4 to 0.7 of NumPy's time.
 _AT_13 = float(contour.NODES + 1)
 _KERNELS = {
     "13 nodes": _pair(
