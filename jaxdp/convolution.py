@@ -17,7 +17,7 @@ from jax import lax
 
 from jaxdp import validate
 from jaxdp.closed_forms.laplace_renyi import discrete_laplace_renyi, laplace_renyi_upper
-from jaxdp.domains import NEXT_TO_ZERO, NONNEGATIVE, NOT_NAN, POSITIVE, SMALLEST, whole
+from jaxdp.domains import NEXT_TO_ZERO, NONNEGATIVE, NOT_NAN, POSITIVE, PROBABILITY, SMALLEST, Domain, whole
 from jaxdp.interval import Bounds
 from jaxdp.numerics.power_excess import log_power_excess
 from jaxdp.numerics.roots import bisect
@@ -131,8 +131,10 @@ def grouped_laplace_bound(order: Real, shift: Real, scale: Real, num_summands: R
     Returns a bound in nats of the broadcast shape, float64, with the relative error of `laplace_sum_rdp`: not
     certified. Raises ValueError, also for n not a multiple of m.
     """
-    size = int(validate.integer("group_size", group_size, 1))
-    count = validate.integer("num_summands", num_summands, 1)
+    size = validate.count("group_size", group_size, 1)
+    *_, count = validate.all_inside(
+        order=(ORDER, order), shift=(NONNEGATIVE, shift), scale=(POSITIVE, scale), num_summands=(whole(1), num_summands)
+    )
     validate.reject("num_summands", count, count % size != 0, f"a multiple of group_size {size}")
     return repeated_noise_bound(lambda a, s: laplace_sum_rdp(a, s, scale, size), order, shift, count // size)
 
@@ -320,24 +322,25 @@ def _log_density_point(n, x, *, size):
     return _log_density(x, _weights(n, size))
 
 
-def _at_sums(point: Kernel, num_summands: Real, *arguments: np.ndarray) -> Any:
-    """A kernel of this file at the broadcast of the arguments, with tables for the largest number of summands."""
-    n = validate.integer("num_summands", num_summands, 1)
+def _checked(num_summands: Real, **arguments: tuple[Domain, Real]) -> list[np.ndarray]:
+    """[num_summands, *arguments] as arrays; arguments: name=(domain, value)."""
+    n, *others = validate.all_inside(num_summands=(whole(1), num_summands), **arguments)
     beyond = "For more, laplace_bound bounds the Renyi divergence; jaxdp.conversions.epsilon_from_rdp converts it."
     validate.reject("num_summands", n, n > LARGEST_SUM, f"at most {LARGEST_SUM}", beyond)
+    return [n, *others]
+
+
+def _at_sums(point: Kernel, n: np.ndarray, *arguments: np.ndarray) -> Any:
+    """A kernel of this file at the broadcast of the arguments, with tables for the largest number of summands."""
     size = next(s for s in _SIZES if s >= n.max(initial=1.0))
     return at_points(point, n, *arguments, size=size)
 
 
-def _ratio(shift, scale):
-    with np.errstate(over="ignore", under="ignore"):
-        return validate.nonnegative("shift", shift) / validate.positive("scale", scale)
-
-
 def _ratio_bounds(shift, scale):
     """shift / scale rounded down and rounded up; both are the quotient if it is exactly representable."""
-    value = _ratio(shift, scale)
-    (top, _), (bottom, _) = np.frexp(np.asarray(shift, np.float64)), np.frexp(np.asarray(scale, np.float64))
+    with np.errstate(over="ignore", under="ignore"):
+        value = shift / scale
+    (top, _), (bottom, _) = np.frexp(shift), np.frexp(scale)
     quotient = top / bottom
     excess = (quotient * bottom - top) + product_error(quotient, bottom)  # quotient times bottom, exactly, minus top
     down = np.where(excess > 0, np.nextafter(value, 0.0), value)
@@ -357,10 +360,10 @@ def laplace_sum_log_density(x: Real, scale: Real, num_summands: Real) -> Array:
 
     Returns the log density, of the broadcast shape, float64; absolute error about 1e-12. Raises ValueError.
     """
-    b = validate.positive("scale", scale)
+    n, place, b = _checked(num_summands, x=(NOT_NAN, x), scale=(POSITIVE, scale))
     with np.errstate(over="ignore", under="ignore"):
-        far = np.clip(validate.inside("x", x, NOT_NAN) / b, -np.finfo(float).max, np.finfo(float).max)
-    return _at_sums(_log_density_point, num_summands, far) - np.log(b)
+        far = np.clip(place / b, -np.finfo(float).max, np.finfo(float).max)
+    return _at_sums(_log_density_point, n, far) - np.log(b)
 
 
 def laplace_sum_rdp(order: Real, shift: Real, scale: Real, num_summands: Real) -> Array:
@@ -375,7 +378,11 @@ def laplace_sum_rdp(order: Real, shift: Real, scale: Real, num_summands: Real) -
     comparison with high precision (n <= 64, alpha <= 8). `laplace_bound` and `laplace_sum_epsilon` are certified.
     Raises ValueError.
     """
-    return _at_sums(_renyi_point, num_summands, _ratio(shift, scale), validate.inside("order", order, ORDER))
+    n, alpha, moved, b = _checked(
+        num_summands, order=(ORDER, order), shift=(NONNEGATIVE, shift), scale=(POSITIVE, scale)
+    )
+    with np.errstate(over="ignore", under="ignore"):
+        return _at_sums(_renyi_point, n, moved / b, alpha)
 
 
 def laplace_sum_delta_bounds(epsilon: Real, shift: Real, scale: Real, num_summands: Real) -> Bounds[Array]:
@@ -396,8 +403,10 @@ def laplace_sum_delta_bounds(epsilon: Real, shift: Real, scale: Real, num_summan
     epsilon close to s / b. Raises ValueError.
     Assumes: only the sum is released, not its summands.
     """
-    level = validate.nonnegative("epsilon", epsilon)
-    return Bounds(*_at_sums(_delta_point, num_summands, *_ratio_bounds(shift, scale), level))
+    n, level, moved, b = _checked(
+        num_summands, epsilon=(NONNEGATIVE, epsilon), shift=(NONNEGATIVE, shift), scale=(POSITIVE, scale)
+    )
+    return Bounds(*_at_sums(_delta_point, n, *_ratio_bounds(moved, b), level))
 
 
 def laplace_sum_delta(epsilon: Real, shift: Real, scale: Real, num_summands: Real) -> Array:
@@ -424,8 +433,10 @@ def laplace_sum_epsilon_bounds(delta: Real, shift: Real, scale: Real, num_summan
     Returns Bounds in nats. Shape, errors and assumption are those of `laplace_sum_delta_bounds`; the gap of its bounds
     on delta causes the gap here.
     """
-    level = validate.probability("delta", delta)
-    return Bounds(*_at_sums(_epsilon_point, num_summands, *_ratio_bounds(shift, scale), level))
+    n, level, moved, b = _checked(
+        num_summands, delta=(PROBABILITY, delta), shift=(NONNEGATIVE, shift), scale=(POSITIVE, scale)
+    )
+    return Bounds(*_at_sums(_epsilon_point, n, *_ratio_bounds(moved, b), level))
 
 
 def laplace_sum_epsilon(delta: Real, shift: Real, scale: Real, num_summands: Real) -> Array:

@@ -268,8 +268,7 @@ def calibrate_ornstein_uhlenbeck(rdp: Real, sensitivity: Real, radius: Real, dim
     `ornstein_uhlenbeck_beats_gaussian`. Raises ValueError.
     Reference: Theorem 8.
     """
-    validate.concrete("rdp, sensitivity, radius and dimension", rdp, sensitivity, radius, dimension)
-    level, moved, bound, d = checked(
+    level, moved, bound, d = validate.all_inside(
         rdp=(POSITIVE, rdp),
         sensitivity=(POSITIVE, sensitivity),
         radius=(POSITIVE, radius),

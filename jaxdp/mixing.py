@@ -358,9 +358,10 @@ def gaussian_split(first_std: Real, second_std: Real, *, lipschitz: Real = 1.0) 
     Returns the share in (0, 1] of the broadcast shape, float64; relative error of a few ulp. Raises ValueError.
     Reference: Example 1.
     """
-    first = validate.positive("first_std", first_std)
-    second = validate.nonnegative("second_std", second_std) / validate.positive("lipschitz", lipschitz)
-    return (first / np.hypot(first, second))[()] ** 2
+    first, second, expansion = validate.all_inside(
+        first_std=(POSITIVE, first_std), second_std=(NONNEGATIVE, second_std), lipschitz=(POSITIVE, lipschitz)
+    )
+    return (first / np.hypot(first, second / expansion))[()] ** 2
 
 
 @theorem(order=ORDER, shift=NONNEGATIVE, first_scale=POSITIVE, second_scale=POSITIVE)
@@ -406,6 +407,7 @@ def iterated_laplace_pure_epsilon(shift: Real, first_scale: Real, second_scale: 
     Returns epsilon in nats of the broadcast shape, float64, rounded up. Raises ValueError.
     Reference: Lemma 3.
     """
-    moved = validate.nonnegative("shift", shift)
-    scales = validate.positive("first_scale", first_scale), validate.positive("second_scale", second_scale)
+    moved, *scales = validate.all_inside(
+        shift=(NONNEGATIVE, shift), first_scale=(POSITIVE, first_scale), second_scale=(POSITIVE, second_scale)
+    )
     return np.where(moved > 0, np.nextafter(moved / np.maximum(*scales), np.inf), 0.0)[()]

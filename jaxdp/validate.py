@@ -103,12 +103,25 @@ def integer(name: str, value: Any, minimum: int) -> np.ndarray:
     return inside(name, value, whole(minimum))
 
 
+def all_inside(**arguments: tuple[Domain, Any]) -> list[np.ndarray]:
+    """The concrete arguments name=(domain, value) as float64 arrays, in order; ValueError unless they broadcast."""
+    arrays = {name: inside(name, value, domain) for name, (domain, value) in arguments.items()}
+    broadcast(**arrays)
+    return list(arrays.values())
+
+
+def one(name: str, value: Any, domain: Domain, remedy: str = "") -> float:
+    """The argument as a float; ValueError unless it is one number inside the domain."""
+    array = inside(name, value, domain)
+    if array.ndim:
+        advice = f" {remedy}" if remedy else ""
+        raise ValueError(f"{name} must be one number, got an array of shape {array.shape}.{advice}")
+    return float(array)
+
+
 def count(name: str, value: Any, minimum: int) -> int:
     """The argument as an int; ValueError unless it is one whole number >= minimum."""
-    array = integer(name, value, minimum)
-    if array.ndim:
-        raise ValueError(f"{name} must be one whole number, got an array of shape {array.shape}.")
-    return int(array)
+    return int(one(name, value, whole(minimum)))
 
 
 def equal_lists(**arrays: np.ndarray) -> None:

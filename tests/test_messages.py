@@ -107,7 +107,7 @@ def test_a_bad_value_is_answered_with_the_name_of_its_argument(function, name, b
 
 
 def test_shapes_that_do_not_broadcast_are_named_by_arguments_of_the_function():
-    """Where a function takes one number or one list, another message comes first."""
+    """Where a function takes one number or one list, another message comes first; never one of NumPy or JAX."""
     named = 0
     for function in (each.values[0] for each in functions()):
         arguments = arguments_of(function)
@@ -115,6 +115,7 @@ def test_shapes_that_do_not_broadcast_are_named_by_arguments_of_the_function():
             if isinstance(value := arguments[name], (int, float, list)):
                 arguments[name] = np.broadcast_to(np.asarray(value), (2 + number, *np.shape(value)))
         message = message_of(function, arguments)
+        assert message is None or not re.search("mismatch|broadcast together|0-dimensional|incompatible", message)
         if message is not None and message.startswith("shapes do not broadcast: "):
             found = re.findall(r"(\S+) \(", message)
             assert len(found) >= 2 and set(found) <= set(arguments), (function, message)
@@ -223,17 +224,15 @@ def test_a_traced_number_out_of_range_gives_the_vacuous_bound(bound, bad):
 @pytest.mark.parametrize(
     ("function", "name"),
     [
-        (lambda x: shuffle.erlingsson_2019(x, 1000, 1e-6), "every argument"),
-        (lambda x: shuffle.num_users_for(0.5, x, 1e-6), "central_epsilon, eps0 and delta"),
+        (lambda x: shuffle.erlingsson_2019(x, 1000, 1e-6), "eps0"),
+        (lambda x: shuffle.num_users_for(0.5, x, 1e-6), "eps0"),
         (lambda x: shuffle.approximate_ldp(0.2, x, 1.0, 1e-12, 1000), "central_delta"),
         (lambda x: convolution.laplace_sum_rdp(2.0, x, 1.0, 3), "shift"),
         (lambda x: mixing.pure_local_epsilon(x), "gamma"),
-        (
-            lambda x: diffusion.calibrate_ornstein_uhlenbeck(x, 1.0, 1.0, 3),
-            "rdp, sensitivity, radius and dimension",
-        ),
+        (lambda x: diffusion.calibrate_ornstein_uhlenbeck(x, 1.0, 1.0, 3), "rdp"),
     ],
 )
 def test_a_function_of_the_host_says_that_it_cannot_be_traced(function, name):
-    with jax.enable_x64(True), pytest.raises(TypeError, match=f"^{name} must be concrete, got a traced array"):
-        jax.jit(function)(0.5)
+    for x64 in (True, False):
+        with jax.enable_x64(x64), pytest.raises(TypeError, match=f"^{name} must be concrete, got a traced array"):
+            jax.jit(function)(0.5)

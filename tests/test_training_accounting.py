@@ -34,7 +34,7 @@ def test_counts_are_whole_numbers_of_any_type():
     counts = {"batch_size": 5.0, "num_examples": np.float32(20), "data_steps": np.int8(8)}
     assert repr(make(**counts)) == repr(make(data_steps=8)) and isinstance(make(**counts).data_steps, int)
     for name in counts:
-        with pytest.raises(ValueError, match=f"{name} must be one whole number, got an array"):
+        with pytest.raises(ValueError, match=f"{name} must be one number, got an array"):
             make(**{name: [5]})
 
 

@@ -321,7 +321,7 @@ def test_arrays_of_unequal_lengths_are_refused():
 def test_a_microbatch_is_one_whole_number_of_any_type():
     sums = [make().clipped_sum(loss, PARAMS, X, 0, DATA_KEY, microbatch=m).total for m in (8, 8.0, np.float32(8))]
     jax.tree.map(np.testing.assert_array_equal, *sums)
-    for microbatch, said in ((64.5, "a whole number >= 1, got 64.5"), (0, "a whole number >= 1"), ([8], "one whole")):
+    for microbatch, said in ((64.5, "a whole number >= 1, got 64.5"), (0, "a whole number >= 1"), ([8], "one number")):
         with pytest.raises(ValueError, match=f"microbatch must be {said}"):
             make().clipped_sum(loss, PARAMS, X, 0, DATA_KEY, microbatch=microbatch)
 

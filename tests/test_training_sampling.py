@@ -67,7 +67,7 @@ def test_sizes_are_whole_numbers_of_any_type(draw, names):
     jax.tree.map(np.testing.assert_array_equal, expected, got)
     assert got.indices.dtype == np.int32
     for name in names:
-        with pytest.raises(ValueError, match=f"{name} must be one whole number, got an array"):
+        with pytest.raises(ValueError, match=f"{name} must be one number, got an array"):
             draw(**sizes | {name: [SIZES[name]]})
 
 

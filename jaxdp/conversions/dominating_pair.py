@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from jaxdp import validate
-from jaxdp.domains import FINITE, SMALLEST
+from jaxdp.domains import FINITE, PROBABILITY, SMALLEST
 from jaxdp.mechanisms.basic import DiscretePair
 from jaxdp.numerics.exponential_sums import discrete_log_m
 from jaxdp.numerics.rounding import ULP
@@ -347,7 +347,6 @@ def sampled_pair(
     Reference: Zhu, Dong, Wang 2022, Corollary 31.
     """
     losses = validate.real_array("epsilons", epsilons)
-    if np.ndim(validate.probability("sampling_probability", sampling_probability)):
-        raise ValueError(f"sampling_probability must be one number, got shape {np.shape(sampling_probability)}.")
+    validate.one("sampling_probability", sampling_probability, PROBABILITY)
     deltas = sampled_delta(base_delta, losses, sampling_probability, relation)
     return pair_from_profile(epsilons, deltas, symmetric=relation == "replace_one")

@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxdp import validate
 from jaxdp.closed_forms import gaussian
-from jaxdp.domains import FINITE, NOT_NAN, PROBABILITY
+from jaxdp.domains import FINITE, NOT_NAN, POSITIVE, PROBABILITY
 from jaxdp.interval import Bounds
 from jaxdp.numerics.roots import bisect
 from jaxdp.numerics.rounding import ULP
@@ -295,8 +295,8 @@ def levy_cdf(log_characteristic: LogCharacteristic, x: Real, *, step: float, nod
     Reference: Gil-Pelaez 1951; Davies 1973 for the midpoint rule.
     """
     points = validate.inside("x", x, NOT_NAN)
-    h = float(validate.positive("step", step))
-    count = int(validate.integer("nodes", nodes, 1))
+    h = validate.one("step", step, POSITIVE)
+    count = validate.count("nodes", nodes, 1)
     with x64():
         total = np.exp(np.asarray(log_characteristic(np.zeros(1)))).real[0]
         value = np.full(points.shape, total / 2)
@@ -350,12 +350,12 @@ def quadrature_log_characteristic(
 
     Returns a callable for `levy_cdf` and `levy_delta`. Raises ValueError.
     """
-    edges = validate.real_array("low", low), validate.real_array("high", high)
-    if not (np.isfinite(edges).all() and edges[0] < edges[1]):
-        raise ValueError(f"low and high must be finite with low < high, got {low!r}, {high!r}.")
-    x, weight = np.polynomial.legendre.leggauss(int(validate.integer("nodes", nodes, 1)))
-    half = (edges[1] - edges[0]) / 2
-    points = edges[0] + half * (x + 1)
+    start, end = validate.one("low", low, FINITE), validate.one("high", high, FINITE)
+    if start >= end:
+        raise ValueError(f"low must be below high, got {low!r} and {high!r}.")
+    x, weight = np.polynomial.legendre.leggauss(validate.count("nodes", nodes, 1))
+    half = (end - start) / 2
+    points = start + half * (x + 1)
     with x64():
         density = np.asarray(log_p(points), np.float64)
         loss = density - np.asarray(log_q(points), np.float64)

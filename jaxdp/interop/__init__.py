@@ -172,7 +172,7 @@ def _reveals_everything(mechanism: Mechanism) -> bool:
 
 def _numbers(event: Any, **domains: Domain) -> list[float]:
     """The named parameters of an event as floats; ValueError for one outside its domain."""
-    return [float(validate.inside(name, getattr(event, name), domain)) for name, domain in domains.items()]
+    return [validate.one(name, getattr(event, name), domain) for name, domain in domains.items()]
 
 
 def _noise(record: Callable[[float], Mechanism], event: Any, relation: Any) -> Mechanism:

@@ -294,6 +294,7 @@ def shifted_rdp(order: Real, *, contraction: Real, noise_std: Real, distances: R
         raise ValueError(
             f"distances must have at least one entry on the last axis, one per step, got shape {steps.shape}."
         )
+    validate.broadcast(order=alpha, contraction=lip, noise_std=sigma, distances=steps[..., 0])
     powers = np.arange(steps.shape[-1], 0, -1)
     with on_host():
         logs = 2 * powers * np.log(lip[..., None]), 2 * _log(steps), -2 * np.log(sigma[..., None])

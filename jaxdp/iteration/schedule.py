@@ -143,8 +143,7 @@ def cyclic_participation(num_batches: int, num_steps: int) -> np.ndarray:
 
     Returns steps of shape (num_batches, passes), padded with num_steps, for `participation_mu`. Raises ValueError.
     """
-    batches = int(validate.integer("num_batches", num_batches, 1))
-    total = int(validate.integer("num_steps", num_steps, 1))
+    batches, total = validate.count("num_batches", num_batches, 1), validate.count("num_steps", num_steps, 1)
     epochs = -(-total // batches)
     return np.minimum(np.arange(batches)[:, None] + batches * np.arange(epochs), total)
 
@@ -165,7 +164,7 @@ def append_noise_only(
     step T has mu^2 = (d/s)^2 / sum_{k=0..steps} kappa^(-2k). Raises ValueError; TypeError for a tail that is no pair.
     """
     schedule, shape = _checked_schedule(contraction, noise_std, shift)
-    count = int(validate.integer("steps", steps, 0))
+    count = validate.count("steps", steps, 0)
     if not isinstance(tail, (tuple, list)) or len(tail) != 2:
         raise TypeError(f"tail must be a pair (contraction, noise_std), got {tail!r}.")
     kappa, noise = checked(**{"tail[0]": (POSITIVE, tail[0]), "tail[1]": (NONNEGATIVE, tail[1])})

@@ -133,8 +133,8 @@ def binomial_tail(num_trials: int, probability: float, least: int) -> float:
     num_trials, least: whole numbers, num_trials >= 1; probability: in [0, 1]. The bound is Stirling's, of the first
     term, times a geometric series (notebooks/proofs/truncated_sampling.md, section 3); 1 if the terms do not decrease.
     """
-    n, b = int(validate.integer("num_trials", num_trials, 1)), int(validate.integer("least", least, 0))
-    p = float(validate.probability("probability", probability))
+    n, b = validate.count("num_trials", num_trials, 1), validate.count("least", least, 0)
+    p = validate.one("probability", probability, PROBABILITY)
     if b > n or (p == 0 and b > 0):
         return 0.0
     p = max(p, SMALLEST)
@@ -161,7 +161,7 @@ def truncation_delta(num_examples: int, sampling_probability: float, truncated_b
     >>> f"{training.truncation_delta(10_000, 0.01, 160):.1e}"
     '1.7e-10'
     """
-    n = int(validate.integer("num_examples", num_examples, 1))
-    rate = float(validate.probability("sampling_probability", sampling_probability))
-    tail = binomial_tail(n, rate, int(validate.integer("truncated_batch_size", truncated_batch_size, 1)))
+    n = validate.count("num_examples", num_examples, 1)
+    rate = validate.one("sampling_probability", sampling_probability, PROBABILITY)
+    tail = binomial_tail(n, rate, validate.count("truncated_batch_size", truncated_batch_size, 1))
     return min(max(rate * tail * (1 + 4 * ULP), SMALLEST), 1.0) if tail else 0.0

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import validate
+from jaxdp.domains import NONNEGATIVE, PROBABILITY, whole
 from jaxdp.numerics.roots import bisect
 from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.arrays import on_host
@@ -202,14 +203,17 @@ def approximate_ldp(
     validate.choice("bound", bound, ("clones", "stronger"))
     if term == "published" and bound == "stronger":
         raise ValueError("term 'published' needs bound='clones': the proof of Theorem 3.8 does not cover 'stronger'.")
-    epsilon = validate.nonnegative("central_epsilon", central_epsilon)
-    delta, extra = validate.probability("central_delta", central_delta), validate.probability("delta0", delta0)
-    local, users = validate.nonnegative("eps0", eps0), validate.integer("n", n, 1)
-    validate.broadcast(central_epsilon=epsilon, central_delta=delta, eps0=local, delta0=extra, n=users)
+    arguments = validate.all_inside(
+        central_epsilon=(NONNEGATIVE, central_epsilon),
+        central_delta=(PROBABILITY, central_delta),
+        eps0=(NONNEGATIVE, eps0),
+        delta0=(PROBABILITY, delta0),
+        n=(whole(1), n),
+    )
 
     def total(epsilon, delta, local, extra, users):
         added = additive_term(users, local, extra, epsilon, bound, term == "published")
         both = np.minimum((delta + added) * np.where(added > 0, 1.0 + 2 * ULP, 1.0), 1.0)
         return epsilon.copy(), np.where(epsilon >= local, np.minimum(both, extra), both)
 
-    return batched(total, epsilon, delta, local, extra, users)
+    return batched(total, *arguments)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from jaxdp.domains import NONNEGATIVE, PROBABILITY, SMALLEST, Domain, whole
 from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.formulas import at_points, checked
@@ -12,9 +10,9 @@ from jaxdp.shuffle.bounds import least_epsilon
 from jaxdp.typing import Array, Real
 
 
-def reports(*, eps0: Real, n: Real, delta: Real, **others: tuple[Domain, Real]) -> list[Any]:
-    """Checked arguments [eps0 >= 0, whole n >= 1, delta in [0, 1], *others]; others: name=(domain, value)."""
-    return checked(eps0=(NONNEGATIVE, eps0), n=(whole(1), n), delta=(PROBABILITY, delta), **others)
+def reports(eps0: Real, n: Real, delta: Real) -> dict[str, tuple[Domain, Real]]:
+    """The arguments of a theorem on shuffled reports, with the domain of each."""
+    return {"eps0": (NONNEGATIVE, eps0), "n": (whole(1), n), "delta": (PROBABILITY, delta)}
 
 
 def _guarded(value, condition, eps0, num_users, delta):
@@ -96,7 +94,7 @@ def clones_epsilon_closed_form(eps0: Real, n: Real, delta: Real) -> Array:
         0.2140
 
     """
-    return at_points(clones_closed_form_point, *reports(eps0=eps0, n=n, delta=delta))
+    return at_points(clones_closed_form_point, *checked(**reports(eps0, n, delta)))
 
 
 def krr_epsilon_closed_form(eps0: Real, k: Real, n: Real, delta: Real) -> Array:
@@ -122,7 +120,7 @@ def krr_epsilon_closed_form(eps0: Real, k: Real, n: Real, delta: Real) -> Array:
         0.0894
 
     """
-    local, users, target, kinds = reports(eps0=eps0, n=n, delta=delta, k=(whole(2), k))
+    local, users, target, kinds = checked(**reports(eps0, n, delta), k=(whole(2), k))
     return at_points(krr_closed_form_point, local, kinds, users, target)
 
 
@@ -142,4 +140,4 @@ def lower_bound_epsilon(eps0: Real, n: Real, delta: Real) -> Array:
         0.1266
 
     """
-    return at_points(least_epsilon, *reports(eps0=eps0, n=n, delta=delta))
+    return at_points(least_epsilon, *checked(**reports(eps0, n, delta)))

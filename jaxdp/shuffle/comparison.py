@@ -16,7 +16,7 @@ from jaxdp import validate
 from jaxdp.domains import NONNEGATIVE, Domain, whole
 from jaxdp.numerics.roots import bisect
 from jaxdp.runtime.arrays import on_host
-from jaxdp.runtime.formulas import batched, checked
+from jaxdp.runtime.formulas import batched
 from jaxdp.shuffle.closed_form import reports
 from jaxdp.typing import Array, Real
 
@@ -79,7 +79,7 @@ def _bennett(users, epsilon, mass, _span, top, moment):
 
 def _blanket(log_delta: Callable, eps0: Real, n: Real, delta: Real, randomizer: str, k: Real | None) -> Array:
     validate.choice("randomizer", randomizer, tuple(_RANDOMIZERS))
-    arguments = reports(eps0=eps0, n=n, delta=delta, k=(whole(2), 2 if k is None else k))
+    arguments = validate.all_inside(**reports(eps0, n, delta), k=(whole(2), 2 if k is None else k))
     if randomizer == "krr" and k is None:
         raise ValueError("k must be given for randomizer 'krr': a whole number >= 2.")
 
@@ -167,7 +167,7 @@ def erlingsson_2019(eps0: Real, n: Real, delta: Real) -> Array:
         log_term = -np.log(np.where(target > 0, target, 0.5))
         return np.where(holds, np.minimum(12.0 * local * np.sqrt(log_term / users), local), local)
 
-    return batched(value, *reports(eps0=eps0, n=n, delta=delta))
+    return batched(value, *validate.all_inside(**reports(eps0, n, delta)))
 
 
 def cheu_2019(eps0: Real, n: Real, delta: Real) -> Array:
@@ -194,7 +194,7 @@ def cheu_2019(eps0: Real, n: Real, delta: Real) -> Array:
         value = np.sqrt(32.0 * np.log(4.0 / positive) / sure) * (1.0 - sure / users)
         return np.where(holds, np.minimum(value, local), local)
 
-    return batched(value, *reports(eps0=eps0, n=n, delta=delta))
+    return batched(value, *validate.all_inside(**reports(eps0, n, delta)))
 
 
 def girgis_2021_renyi(order: Real, eps0: Real, n: Real) -> Array:
@@ -220,8 +220,7 @@ def girgis_2021_renyi(order: Real, eps0: Real, n: Real) -> Array:
         5.90e-04
 
     """
-    validate.concrete("order, eps0 and n", order, eps0, n)
-    arguments = checked(order=(_GIRGIS_ORDER, order), eps0=(NONNEGATIVE, eps0), n=(whole(1), n))
+    arguments = validate.all_inside(order=(_GIRGIS_ORDER, order), eps0=(NONNEGATIVE, eps0), n=(whole(1), n))
 
     def value(alpha, local, users):
         most = int(alpha.max(initial=2))

@@ -10,7 +10,7 @@ from jaxdp import validate
 from jaxdp.domains import NONNEGATIVE, PROBABILITY, whole
 from jaxdp.numerics.roots import bisect
 from jaxdp.runtime.arrays import on_host
-from jaxdp.runtime.formulas import batched, checked
+from jaxdp.runtime.formulas import batched
 from jaxdp.shuffle.bounds import clones_bounds
 from jaxdp.typing import Array, Real
 
@@ -61,8 +61,9 @@ def local_epsilon_for(
 
     """
     validate.choice("bound", bound, ("clones", "stronger"))
-    validate.concrete("central_epsilon, n and delta", central_epsilon, n, delta)
-    arguments = checked(central_epsilon=(NONNEGATIVE, central_epsilon), n=(whole(1), n), delta=(PROBABILITY, delta))
+    arguments = validate.all_inside(
+        central_epsilon=(NONNEGATIVE, central_epsilon), n=(whole(1), n), delta=(PROBABILITY, delta)
+    )
 
     def solve(epsilon, users, target):
         most = np.minimum(epsilon + np.log(users) + 60.0, np.maximum(epsilon, 300.0))
@@ -92,8 +93,7 @@ def num_users_for(
 
     """
     validate.choice("bound", bound, ("clones", "stronger"))
-    validate.concrete("central_epsilon, eps0 and delta", central_epsilon, eps0, delta)
-    arguments = checked(
+    arguments = validate.all_inside(
         central_epsilon=(NONNEGATIVE, central_epsilon), eps0=(NONNEGATIVE, eps0), delta=(PROBABILITY, delta)
     )
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxdp import validate
 from jaxdp.closed_forms import gaussian
-from jaxdp.domains import OPEN_UNIT
+from jaxdp.domains import OPEN_UNIT, POSITIVE, whole
 from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.formulas import batched
 from jaxdp.runtime.precision import kernel, patience
@@ -67,9 +67,9 @@ def noisy_sgd_one_pass_epsilon(
 
     """
     validate.choice("bound", bound, ("clones", "stronger"))
-    noise, scale = validate.positive("noise_std", noise_std), validate.positive("lipschitz", lipschitz)
-    users, target = validate.integer("n", n, 1), validate.inside("delta", delta, OPEN_UNIT)
-    validate.broadcast(noise_std=noise, lipschitz=scale, n=users, delta=target)
+    arguments = validate.all_inside(
+        noise_std=(POSITIVE, noise_std), lipschitz=(POSITIVE, lipschitz), n=(whole(1), n), delta=(OPEN_UNIT, delta)
+    )
 
     def best(noise, scale, users, target):
         with np.errstate(over="ignore", under="ignore"):
@@ -92,4 +92,4 @@ def noisy_sgd_one_pass_epsilon(
         found = np.fmin(best_epsilon(central, lost, aim, 0.0), alone("epsilon", local, extra, aim))
         return found.reshape(eps0.shape).min(axis=1)
 
-    return batched(best, noise, scale, users, target)
+    return batched(best, *arguments)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import validate
+from jaxdp.domains import PROBABILITY
 from jaxdp.mechanisms.truncated import binomial_tail
 from jaxdp.training.noise import check_key
 from jaxdp.typing import Step
@@ -203,7 +204,7 @@ def _checked(step: Step, least: int, **sizes: Any) -> tuple[Any, ...]:
     """
     whole = [validate.count(name, value, least) for name, value in sizes.items()]
     if not isinstance(step, jax.Array):
-        validate.integer("step", step, 0)
+        validate.count("step", step, 0)
     return jnp.asarray(step, jnp.int32), *whole
 
 
@@ -215,7 +216,7 @@ def _sample_key(key: jax.Array, number: Any, use: np.uint32 = _SAMPLE) -> jax.Ar
 def _poisson(step: Step, key: jax.Array, num_examples: int, probability: Any) -> jax.Array:
     """Which examples are in the sample of a step, (num_examples,) bool."""
     if not validate.is_traced(probability):
-        probability = float(validate.probability("probability", probability))
+        probability = validate.one("probability", probability, PROBABILITY)
     # not float32 uniforms: they have 23 bits, and uniform < p rounds p up, at p = 1e-3 by a relative 1e-4
     bits = jax.random.bits(_sample_key(key, step), (num_examples,), jnp.uint32)
     if isinstance(probability, jax.Array):

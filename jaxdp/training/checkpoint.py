@@ -33,7 +33,7 @@ def refuse_rewind(state: NoisyState, furthest: int) -> None:
     >>> training.refuse_rewind(state, 7)
     """
     count = int(np.asarray(the_state(state).count))
-    validate.integer("furthest", furthest, 0)
+    validate.count("furthest", furthest, 0)
     if count < furthest:
         raise RewoundError(
             f"state.count must be at least {furthest}, which this run has reached, got {count}. Resume from the "

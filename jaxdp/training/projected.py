@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ import optax
 from jaxdp import iteration, validate
 from jaxdp.accounting import epsilon as certified_epsilon
 from jaxdp.calibration import calibrate
+from jaxdp.domains import NONNEGATIVE, POSITIVE
 from jaxdp.training import batches, noise, schedule, settings
 from jaxdp.training.settings import Setting
 from jaxdp.typing import Example, Loss, Params, Real, Step
@@ -44,17 +46,16 @@ class StronglyConvexLoss:
     generalized_linear: bool = False
 
     def __post_init__(self):
-        validate.positive("lipschitz", self.lipschitz)
-        validate.positive("smoothness", self.smoothness)
-        rho = validate.nonnegative("strong_convexity", self.strong_convexity)
+        validate.one("lipschitz", self.lipschitz, POSITIVE)
+        validate.one("smoothness", self.smoothness, POSITIVE)
+        rho = np.float64(validate.one("strong_convexity", self.strong_convexity, NONNEGATIVE))
         validate.reject("strong_convexity", rho, rho > self.smoothness, f"at most smoothness = {self.smoothness}")
         settings.as_python_numbers(self, "lipschitz", "smoothness", "strong_convexity")
 
     @classmethod
     def logistic_regression(cls, feature_norm: float, l2: float) -> StronglyConvexLoss:
         """Constants of log(1 + exp(-y <w, x>)) + l2 |w|^2 / 2, as `jaxdp.iteration.logistic_regression` gives them."""
-        lipschitz, smoothness, rho = map(float, iteration.logistic_regression(feature_norm, l2))
-        return cls(lipschitz, smoothness, rho, generalized_linear=True)
+        return cls(*map(float, iteration.logistic_regression(feature_norm, l2)), generalized_linear=True)
 
     @classmethod
     def softmax_regression(cls, feature_norm: float, l2: float) -> StronglyConvexLoss:
@@ -62,8 +63,7 @@ class StronglyConvexLoss:
 
         `NoisyProjectedSGD` refuses clip=True for this loss: a clipped step expands distances at every step size.
         """
-        lipschitz, smoothness, rho = map(float, iteration.softmax_regression(feature_norm, l2))
-        return cls(lipschitz, smoothness, rho)
+        return cls(*map(float, iteration.softmax_regression(feature_norm, l2)))
 
 
 _SIXTEEN_BIT = (
@@ -145,13 +145,13 @@ class NoisyProjectedSGD:
         validate.choice("order", self.order, ("cyclic", "reshuffled"))
         validate.choice("remainder", self.remainder, ("short", "drop"))
         if self.radius is not None:
-            validate.positive("radius", self.radius)
+            validate.one("radius", self.radius, POSITIVE)
             if self.projection is not None:
                 raise ValueError("radius and projection exclude each other: give one of them.")
         if self.projection is not None:
             validate.function("projection", self.projection, "the projected parameters")
         validate.choice("clip", self.clip, (False, True))
-        validate.nonnegative("rounding", self.rounding)
+        validate.one("rounding", self.rounding, NONNEGATIVE)
         settings.as_python_numbers(self, "learning_rate", "noise_std", "radius", "rounding")
         if self.clip and not self.loss.generalized_linear:
             raise ValueError(
@@ -364,8 +364,8 @@ def float32_rounding(dimension: int, radius: float) -> float:
     >>> f"{training.float32_rounding(100, 2.0):.2e}"
     '5.96e-06'
     """
-    size = validate.integer("dimension", dimension, 1)
-    return float((4 * np.sqrt(size) + 10) * 2.0**-24 * validate.positive("radius", radius))
+    size = validate.count("dimension", dimension, 1)
+    return (4 * math.sqrt(size) + 10) * 2.0**-24 * validate.one("radius", radius, POSITIVE)
 
 
 def _at(value: Any, count: jax.Array, towards: float) -> Any:

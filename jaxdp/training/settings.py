@@ -87,10 +87,8 @@ def at(setting: Setting, step: Any) -> Any:
 
 def check_budget(epsilon: Any, delta: Any) -> None:
     """ValueError unless epsilon >= 0 and 0 < delta < 1, both single numbers."""
-    eps = validate.inside("epsilon", epsilon, NONNEGATIVE_OR_INFINITE)
-    value = validate.inside("delta", delta, OPEN_UNIT)
-    if eps.ndim or value.ndim:
-        raise ValueError(f"epsilon and delta must be single numbers, got shapes {eps.shape}, {value.shape}.")
+    validate.one("epsilon", epsilon, NONNEGATIVE_OR_INFINITE)
+    validate.one("delta", delta, OPEN_UNIT)
 
 
 def largest_within(after: Callable[[Any], Any], epsilon: float, delta: float, max_steps: int) -> int:

@@ -51,10 +51,10 @@ class ShuffledSGD:
     local_delta: float = 1e-12
 
     def __post_init__(self):
-        validate.inside("clip_norm", self.clip_norm, settings.CLIP_NORM)
-        validate.inside("noise_multiplier", self.noise_multiplier, NOISE)
+        validate.one("clip_norm", self.clip_norm, settings.CLIP_NORM)
+        validate.one("noise_multiplier", self.noise_multiplier, NOISE)
         settings.as_counts(self, 1, "num_examples")
-        validate.inside("local_delta", self.local_delta, OPEN_UNIT)
+        validate.one("local_delta", self.local_delta, OPEN_UNIT)
         settings.as_python_numbers(self, "clip_norm", "noise_multiplier", "local_delta")
 
     def batch(self, step: Step, key: jax.Array) -> batches.Batch:
