@@ -343,6 +343,14 @@ def test_a_result_at_an_end_of_the_bracket_is_said_to_be_one(capsys):
     assert run(capsys, *given, "1:100")[2] == ""
 
 
+def test_targets_out_of_reach_are_nan_where_that_is_asked_for(capsys):
+    given = "calibrate gaussian --solve-for sigma --epsilon 0.1,1 --delta 1e-5 --bracket 1:4".split()
+    status, _, err = run(capsys, *given)
+    assert status == 2 and 'unreachable="nan"' in err
+    far, near = records(capsys, *given, "--unreachable", "nan")
+    assert far["noise_multiplier"] == "nan" and near["noise_multiplier"] == pytest.approx(3.73063, rel=1e-5)
+
+
 def test_an_option_is_read_with_underscores_and_an_unknown_one_named(capsys):
     status, out, err = run(capsys, *"epsilon gaussian --noise_multiplier 1 --delta 1e-5".split())
     assert status == 0

@@ -39,6 +39,8 @@ def add_parsers(commands: Any) -> None:
         parser.add_argument("--bracket", metavar="LOW:HIGH", help=where)
         parser.add_argument("--epsilon", required=True, metavar="RANGE")
         parser.add_argument("--delta", required=True, metavar="RANGE")
+        where = "of targets that no value meets: raise an error, or print nan and solve the others (default: raise)"
+        parser.add_argument("--unreachable", choices=("raise", "nan"), default="raise", help=where)
         mechanisms.progress_option(parser)
         parser.set_defaults(run=_calibrate)
     what = "one HTML page on a mechanism, for a privacy review board"
@@ -115,9 +117,8 @@ def _calibrate(arguments: argparse.Namespace) -> None:
     def solved() -> Iterator[dict[str, Any]]:
         for rows, case in mechanisms.points_of(arguments, axes):
             make = functools.partial(record_at, rows | case)
-            values = jaxdp.calibrate(
-                make, epsilon=rows["epsilon"], delta=rows["delta"], bracket=bracket, relation=arguments.relation
-            )
+            asked = {"bracket": bracket, "relation": arguments.relation, "unreachable": arguments.unreachable}
+            values = jaxdp.calibrate(make, epsilon=rows["epsilon"], delta=rows["delta"], **asked)
             if bracket and np.any(np.isin(values, bracket)):
                 print(
                     f"jaxdp: note: where {wanted} is an end of the bracket, every value between its ends meets the "

@@ -55,7 +55,8 @@ class StronglyConvexLoss:
     @classmethod
     def logistic_regression(cls, feature_norm: float, l2: float) -> StronglyConvexLoss:
         """Constants of log(1 + exp(-y <w, x>)) + l2 |w|^2 / 2, as `jaxdp.iteration.logistic_regression` gives them."""
-        return cls(*map(float, iteration.logistic_regression(feature_norm, l2)), generalized_linear=True)
+        lipschitz, smoothness, rho = map(float, iteration.logistic_regression(feature_norm, l2))
+        return cls(lipschitz, smoothness, rho, generalized_linear=True)
 
     @classmethod
     def softmax_regression(cls, feature_norm: float, l2: float) -> StronglyConvexLoss:
@@ -63,7 +64,8 @@ class StronglyConvexLoss:
 
         `NoisyProjectedSGD` refuses clip=True for this loss: a clipped step expands distances at every step size.
         """
-        return cls(*map(float, iteration.softmax_regression(feature_norm, l2)))
+        lipschitz, smoothness, rho = map(float, iteration.softmax_regression(feature_norm, l2))
+        return cls(lipschitz, smoothness, rho)
 
 
 _SIXTEEN_BIT = (
