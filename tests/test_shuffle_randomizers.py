@@ -379,3 +379,10 @@ def test_a_table_bounded_by_its_epsilon_alone_is_not_rounded_to_single_precision
     table = np.array([[0.7, 0.3], [0.2, 0.8]])
     local = jaxdp.FiniteRandomizer(table).max_loss()
     assert local.dtype == np.float64 and 0 <= local - np.log(3.5) < 1e-14
+
+
+def test_the_local_epsilon_of_a_table_is_that_of_its_normalised_rows():
+    table = np.array([[0.9 + 9e-13, 0.1], [0.2 - 9e-13, 0.8]])
+    rows = table / table.sum(axis=1, keepdims=True)
+    found = jaxdp.epsilon(jaxdp.Shuffled(jaxdp.FiniteRandomizer(table), 1, "clones"), 0.0)
+    assert np.log(rows[1, 1] / rows[0, 1]) <= found

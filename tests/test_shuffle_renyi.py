@@ -151,6 +151,21 @@ def test_the_gradient_of_a_traced_renyi_is_that_of_differences():
 
 
 @pytest.mark.thorough
+def test_a_traced_table_may_have_equal_rows_and_a_first_pair_of_rows_with_a_small_loss():
+    """The grid ended at the first pair's largest loss (Renyi: inf); an equal pair's slope, NaN, made all slopes 0."""
+
+    def moment(table):
+        return jaxdp.renyi(jaxdp.Shuffled(jaxdp.FiniteRandomizer(table), 100), 2.0)
+
+    table, moved = np.array([[0.5, 0.5], [0.5, 0.5], [0.2, 0.8]]), np.array([[0.0, 0.0], [0.0, 0.0], [1.0, -1.0]])
+    with jax.enable_x64(True):
+        value, slope = jax.value_and_grad(moment)(jax.numpy.asarray(table))
+    assert moment(table) * (1 - RENYI_GAP) <= float(value) <= moment(table) * 1.001
+    above, below = (moment(table + step * moved) for step in (1e-4, -1e-4))
+    assert float(np.sum(np.asarray(slope) * moved)) == pytest.approx((above - below) / 2e-4, rel=3e-3)
+
+
+@pytest.mark.thorough
 def test_the_infinite_order_of_a_randomizer_of_many_outcomes_needs_no_long_sums(monkeypatch):
     monkeypatch.delitem(bounds._KERNELS, "nodes")
     loss = jaxdp.renyi(jaxdp.Shuffled(jaxdp.LocalLaplace(0.0635563), 2), np.inf)

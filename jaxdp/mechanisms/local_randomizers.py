@@ -350,7 +350,7 @@ class FiniteRandomizer(KnownRandomizer):
     @in_float64
     def max_loss(self) -> Number:
         """The largest log ratio of two probabilities of one report; infinite where one of them is 0."""
-        table = xp.asarray(self.probabilities, float)
+        table = law.normalised(xp.asarray(self.probabilities, float))
         least, most = xp.min(table, axis=-2), xp.max(table, axis=-2)
         logs = [xp.log(xp.where(side > 0, side, 1.0)) for side in (most, least)]
         ratio = (logs[0] - logs[1]) + 4e-16 * (1 + abs(logs[0]) + abs(logs[1]))

@@ -172,7 +172,7 @@ def finite_law(table: Any, person: Any, other: Any, held: Any = None) -> Law:
     held: None for the law for upper bounds, with the blanket m(y) = min over all inputs; else the input that all other
     users hold, for the exact law.
     """
-    table = _normalised(table)
+    table = normalised(table)
     blanket = held is None
     first, second, base = table[person], table[other], xp.min(table, axis=0) if blanket else table[held]
     live = (first > 0) & (second > 0)
@@ -188,7 +188,7 @@ def finite_law(table: Any, person: Any, other: Any, held: Any = None) -> Law:
     return Law(first, second, base, loss, rest)
 
 
-def _normalised(table: Any) -> Any:
+def normalised(table: Any) -> Any:
     """The table with rows of sum 1. Sorting makes rows with equal entries in another order have equal sums."""
     return table / xp.sum(xp.sort(table, axis=-1), axis=-1, keepdims=True)
 

@@ -64,7 +64,9 @@ def traced_law_of(
         finer = rounds.refined(grid, logs, z, log_end, points=_TRACED_POINTS)
         return jnp.where(i == 0, finer, grid), z, logs, by_numbers
 
-    widest = jax.tree_util.tree_map(lambda a: a[0], upper_laws.point(record))
+    laws = upper_laws.point(record)
+    best = jnp.argmax(jnp.max(jnp.where(laws.first > 0, laws.loss, -jnp.inf), axis=-1))
+    widest = jax.tree_util.tree_map(lambda a: a[best], laws)
     first = rounds.first_grid(widest, record.num_users, 0.0 if order is None else order, points=_TRACED_POINTS)
     start = first, jnp.zeros(()), jnp.zeros(_TRACED_POINTS)
     slope = jnp.zeros((_TRACED_POINTS, numbers.size)) if slopes else None
