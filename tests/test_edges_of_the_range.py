@@ -86,6 +86,18 @@ def test_the_supremum_of_losses_within_their_rounding_is_enclosed(base, rate, ex
     assert bounds.lower <= exact <= bounds.upper <= exact + 1e-12
 
 
+NO_SHIFT = jaxdp.NoisyIteration([0.9, 0.0], [1.0, 1.0], [1.0, 0.0])  # the last step erases the shift: mu = 0
+NO_RUN = jaxdp.repeat(jaxdp.Gaussian(1.0), 0)
+
+
+@pytest.mark.parametrize("nothing", [NO_SHIFT, jaxdp.PoissonSampled(NO_RUN, 0.5)])
+def test_noise_on_the_same_answer_loses_nothing_at_delta_0(nothing):
+    composed = jaxdp.compose(nothing, jaxdp.PureDP(0.5))
+    bounds = jaxdp.epsilon_bounds(composed, 0.0, relation="remove")
+    assert bounds.lower <= 0.5 <= bounds.upper <= 0.5 + 1e-12
+    assert 0.5 <= jaxdp.renyi(composed, np.inf, relation="remove") <= 0.5 + 1e-12
+
+
 def test_below_the_least_loss_delta_is_what_any_mechanism_has():
     eps = np.array([-72.0, -0.72, -0.1])
     sampled = jaxdp.PoissonSampled(jaxdp.RandomizedResponse(0.0036), 1e-8)

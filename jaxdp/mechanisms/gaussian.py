@@ -46,6 +46,10 @@ class GaussianMechanism(Mechanism):
         """(log of a bound of the moment, least loss) of the outcomes beyond 37.5 standard deviations."""
         return finite.gaussian_tail_moment(self.gaussian_mu(), order)
 
+    def max_loss(self) -> Number:
+        """Infinite, but 0 for mu = 0: both laws are the same. ``gaussian_mu`` is 0 only where the true mu is 0."""
+        return xp.where(xp.asarray(self.gaussian_mu()) == 0, 0.0, xp.inf)
+
     def renyi_divergence(self, order: Number) -> Number:
         """order mu^2 / 2, where it is positive at least the smallest normal number."""
         return gaussian_renyi(order, self.gaussian_mu())

@@ -117,7 +117,7 @@ def _composed_mass(masses: list[tuple[Array, Array]]) -> Array:
 
 def _top(record: Any, times: Array, direction: str) -> Array:
     if is_sampled_gaussian(record, direction):
-        rate = record.sampling_probability
+        rate = xp.where(gaussian_mus(record.mechanism) == 0, 0.0, record.sampling_probability)  # no shift: no loss
         if direction != "reverse":
             return xp.sum(xp.where((rate == 0) | (times == 0), 0.0, xp.inf))
         bounded = xp.where(rate < 1, -xp.log1p(-xp.where(rate < 1, rate, 0.0)), xp.inf)
