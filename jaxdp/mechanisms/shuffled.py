@@ -15,6 +15,8 @@ from jaxdp.mechanisms.finite import Part
 from jaxdp.mechanisms.local_randomizers import KnownRandomizer
 from jaxdp.numerics.power_excess import log_power_excess
 from jaxdp.runtime.arrays import xp
+from jaxdp.shuffle.law import Law, clones, stacked
+from jaxdp.shuffle.renyi import divergence
 from jaxdp.typing import ArrayField, Bound, Number, RealField, Relation
 
 BOUNDS: tuple[Bound, ...] = ("clones", "stronger", "closed_form", "blanket")
@@ -147,6 +149,22 @@ class Shuffled(Mechanism):
                 'bound "blanket" needs a named randomizer such as RandomizedResponse, got LocalRandomizer. '
                 'Use bound "clones" or "stronger", or the named randomizer.'
             )
+
+    def upper_laws(self) -> Law:
+        """Laws of X for the upper bound; first axis: pairs of inputs. Bound "closed_form" gets the clones' law."""
+        known = self.randomizer
+        if isinstance(known, KnownRandomizer) and self.chosen_bound() == "blanket":
+            return known.upper_laws()
+        return stacked(clones(self.max_loss(), self.clones()))
+
+    def renyi_divergence(self, order: Number) -> Number:
+        """The largest over the laws of `upper_laws`; infinite for a positive local delta."""
+        found = xp.vmap(lambda law: divergence(law, self.num_users, order))(self.upper_laws())
+        return xp.where(self.infinity_mass() > 0, xp.inf, xp.max(found))
+
+    def infinity_mass(self) -> Number:
+        """1 for a positive local delta: no finite pair holds its additive term."""
+        return xp.where(xp.asarray(self.local_delta()) > 0, 1.0, 0.0)
 
     def max_loss(self) -> Number:
         """The local epsilon."""

@@ -208,6 +208,7 @@ _IMPLEMENTATIONS: dict[str, tuple[Any, Any]] = {
     "optimization_barrier": (lambda x: x, jax.lax.optimization_barrier),
     "eager": (True, False),  # whether NumPy runs the operations one by one
     "many": (False, False),  # whether the operations run on `Rows`
+    "most": (np.max, lambda x: math.inf),  # the largest number as a float, over all points; inf where it is not known
     "bits": (lambda x: np.asarray(x, np.float64).view(np.int64), lambda x: jax.lax.bitcast_convert_type(x, jnp.int64)),
     "lookup": (
         lambda table, place: table[place],
@@ -231,6 +232,7 @@ _HOST_ROWS |= {
     "while_loop": rows.while_loop,
     "cond": rows.cond,
     "set_at": rows.set_at,
+    "most": lambda x: np.max(x.data if isinstance(x, Rows) else x),
     "many": True,
 }
 

@@ -20,7 +20,7 @@ from jaxdp.numerics.special import log1mexp, log_expm1
 from jaxdp.runtime.arrays import on_host, xp
 from jaxdp.shuffle.law import Law
 
-POINTS, MANY = 384, 3456  # points of a grid: for composition, for one moment
+POINTS = 384  # points of a grid
 _DEEPEST = 40.0  # standard deviations of the loss that the first grid covers evenly; beyond, delta is below 1e-308
 _UNBOUNDED = 60.0  # last epsilon of a grid if the loss is not bounded
 _FAR, _EDGE = 1 / 8, 1 / 8  # shares of the first grid's points: beyond the even part; next to the largest loss
@@ -39,15 +39,15 @@ def by_rows(point: Callable[..., Any], *args: Any, **static: Any) -> Any:
         return xp.vmap(functools.partial(point, **static))(*args)
 
 
-def first_grid(law: Law, users: Any, order: Any, *, points: int = POINTS) -> Any:
+def first_grid(law: Law, users: Any, z: Any, *, points: int = POINTS) -> Any:
     """Epsilons from 0 to the largest loss: evenly spaced over the bulk of the loss, then geometric, dense at the end.
 
-    order: 0, or the order of a moment, for which the even part is longer by 2 order deviation^2.
+    z: 0, or the tilt of a moment, for which the even part is longer by 2 z deviation^2.
     """
     deviation = xp.sqrt(law.chi_square() / users)
     cap = xp.max(xp.where(law.first > 0, law.loss, -xp.inf))
     cap = xp.where(xp.isfinite(cap), cap, _UNBOUNDED)
-    even_end = xp.maximum(xp.minimum((_DEEPEST + 2 * order * deviation) * deviation, cap), 1e-6 * cap)
+    even_end = xp.maximum(xp.minimum((_DEEPEST + 2 * z * deviation) * deviation, cap), 1e-6 * cap)
     far, edge = int(_FAR * points), int(_EDGE * points)
     even = even_end * xp.linspace(0.0, 1.0, points - far - edge)
     beyond = even_end * (cap / xp.where(even_end > 0, even_end, 1.0)) ** xp.asarray(np.linspace(0.0, 1.0, far + 1)[1:])

@@ -16,7 +16,7 @@ _LEAST_DEVIATION = 1e-12  # least usable sigma, relative to n E|X| under the til
 _EXP_SERIES = tuple(2 / math.factorial(i + 2) for i in range(15))  # of 2 (e^u - 1 - u)/u^2
 
 
-def _exp_excess(u: Any) -> Any:
+def exp_excess(u: Any) -> Any:
     """e^u - 1 - u with a small relative error."""
     small = xp.abs(u) < 0.5
     near = xp.where(small, u, 0.0)
@@ -78,7 +78,7 @@ def sum_at(law: Law, users: Any, epsilon: Any) -> Sum:
 def log_moment(s: Sum, c: Any) -> Any:
     """log E e^{cX} at real c of any shape; E X in closed form enters for small c only, for large c it would cancel."""
     u = c[..., None] * s.x
-    total = c * s.mean + xp.sum(s.mass * _exp_excess(u), axis=-1)
+    total = c * s.mean + xp.sum(s.mass * exp_excess(u), axis=-1)
     close = (total > -0.5) & (xp.abs(c * s.mean) < 1)
     return xp.where(close, log_one_plus(xp.where(close, total, 0.0)), xp.log(s.rest + xp.sum(s.mass * xp.exp(u), -1)))
 

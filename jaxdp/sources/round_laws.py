@@ -1,6 +1,5 @@
 """Finite laws that replace shuffled rounds in compositions, made on grids of epsilon; concrete numbers only."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,9 +14,8 @@ from jaxdp.shuffle.law import Law
 from jaxdp.sources.shuffling import LOWER_GAP, LOWER_NODES, batch_of_laws, lower_laws, upper_laws, worst
 
 # (gap asked for, most nodes of a sum) of the log deltas from which a round's finite pair is made: to place the grid,
-# for a composition (the pair's own error is larger), for a moment (there is no other error), for the largest loss.
-_FIRST, _COMPOSED, _MOMENT, _SUPREMUM = (0.5, 128), (1e-3, 512), (1e-6, 8192), (np.inf, 0)
-LARGEST_ORDER = 1e9  # replaces an infinite order where a grid is placed
+# and for the pair (whose own error is larger).
+_FIRST, _COMPOSED = (0.5, 128), (1e-3, 512)
 _WIDEST = 0.1  # largest gap of log delta that is asked for, at points of small weight
 
 
@@ -37,14 +35,9 @@ def replaced(stacks: tuple[Stack, ...], grids: list[Any], make: Callable[..., An
     return tuple((law(*stack, grid), stack[1]) for stack, grid in zip(stacks, grids, strict=True))
 
 
-def dominating(stacks: tuple[Stack, ...], order: Any) -> tuple[Stack, ...]:
-    """The stacks with shuffled rounds replaced by dominating finite pairs, close for the moment of each row's order."""
-    if not has_rounds(stacks):
-        return stacks
-    finite = np.isfinite(order)
-    points, first, close = (rounds.MANY, _FIRST, _MOMENT) if finite.any() else (rounds.POINTS, _SUPREMUM, _SUPREMUM)
-    grids = grids_of(stacks, None, None, np.where(finite, order, LARGEST_ORDER), points, first)
-    return replaced(stacks, grids, functools.partial(upper_law, close=close))
+def dominating(stacks: tuple[Stack, ...], z: Any) -> tuple[Stack, ...]:
+    """The stacks with shuffled rounds replaced by dominating finite pairs, close for the moment of each row's z."""
+    return replaced(stacks, grids_of(stacks, None, None, np.abs(z)), upper_law)
 
 
 def has_rounds(stacks: tuple[Stack, ...]) -> bool:
@@ -53,52 +46,36 @@ def has_rounds(stacks: tuple[Stack, ...]) -> bool:
 
 
 def grids_of(
-    stacks: tuple[Stack, ...],
-    log_delta: Any,
-    epsilon: Any,
-    order: Any = None,
-    points: int = rounds.POINTS,
-    close: tuple[float, int] = _FIRST,
+    stacks: tuple[Stack, ...], log_delta: Any, epsilon: Any, z: Any = None
 ) -> list[tuple[np.ndarray, ...] | None]:
     """(grids of epsilon, log weights of points, tilts), one row a round, for each stack of shuffled rounds; else None.
 
-    The grids are fine where a composition with this log delta or this epsilon (the other is NaN) depends on them, or a
-    moment of this order. close: gap asked for and most nodes of the log deltas that place the grids.
+    The grids are fine where a composition with this log delta or epsilon (the other is NaN) depends on them, or where
+    the moment at a tilt z does.
     """
     shuffled = [(_flat(record), times) for record, times in stacks if isinstance(record, Shuffled)]
     if not shuffled:
         return [None] * len(stacks)
     first = []
     for flat, t in shuffled:
-        orders = np.zeros(flat.num_users.shape) if order is None else np.repeat(order, t.shape[1])
-        first.append(rounds.by_rows(rounds.first_grid, _widest_law(flat), flat.num_users, orders))
-    deepest = -800.0 if order is None else -np.inf
-    logs = [_log_profile(flat, x, close, rounds.EVERY, deepest) for (flat, _), x in zip(shuffled, first, strict=True)]
-    if order is None:
+        tilts = np.zeros(flat.num_users.shape) if z is None else np.repeat(z, t.shape[1])
+        first.append(rounds.by_rows(rounds.first_grid, _widest_law(flat), flat.num_users, tilts))
+    logs = [_log_profile(flat, x, _FIRST, rounds.EVERY, -800.0) for (flat, _), x in zip(shuffled, first, strict=True)]
+    if z is None:
         rows = log_delta.shape[0]
         wide = [np.concatenate([x.reshape(rows, -1, rounds.POINTS) for x in xs], axis=1) for xs in (first, logs)]
         times = np.concatenate([t for _, t in shuffled], axis=1)
         z, total = rounds.by_rows(rounds.tilt, *wide, wide[1], times, log_delta, epsilon)
         log_end = total - np.log(np.maximum(np.sum(times, axis=1), 1.0)) + rounds.LOG_SHARE
     else:
-        z, log_end = order, np.full(order.shape, -np.inf)
+        log_end = np.full(z.shape, -np.inf)
     grids: list[tuple[np.ndarray, ...]] = []
     for (_, t), grid, log in zip(shuffled, first, logs, strict=True):
         each, end = (np.repeat(x, t.shape[1]) for x in (z, log_end))
-        finer = rounds.by_rows(rounds.refined, grid, log, each, end, points=points)
-        finer = finer if order is None else _snapped(finer)
+        finer = rounds.by_rows(rounds.refined, grid, log, each, end)
         grids.append((finer, rounds.by_rows(rounds.log_weights, finer, grid, log, each), each))
     remaining = iter(grids)
     return [next(remaining) if isinstance(record, Shuffled) else None for record, _ in stacks]
-
-
-def _snapped(grid: np.ndarray) -> np.ndarray:
-    """The grids with inner points moved to multiples of a power of two, by at most half of the smaller step beside."""
-    step = np.diff(grid, axis=1)
-    step = np.minimum(step[:, 1:], step[:, :-1])
-    unit = 2.0 ** np.floor(np.log2(np.where(step > 0, step, 1.0)))
-    inside = np.where(step > 0, np.rint(grid[:, 1:-1] / unit) * unit, grid[:, 1:-1])
-    return np.concatenate([grid[:, :1], np.minimum(inside, grid[:, -1:]), grid[:, -1:]], axis=1)
 
 
 def _widest_law(flat: Shuffled) -> Law:
@@ -134,37 +111,25 @@ def _log_profile(
         with np.errstate(divide="ignore"):
             logs = np.log(closed_form.clones_closed_form_delta(eps0, users[:, None], grid))
         return rounds.by_rows(rounds.of_both_orders, grid, logs)
-    # Rows of one mechanism share points (`_snapped` makes grids of moments do so). Each point is computed once.
-    fields = [np.reshape(leaf, (len(users), -1)) for leaf in jax.tree_util.tree_leaves(flat)]
-    key = np.empty(grid.shape, np.complex128)  # (mechanism, epsilon) as one number, which NumPy sorts fast
-    key.real = np.unique(np.concatenate(fields, axis=1), axis=0, return_inverse=True)[1].reshape(-1, 1)
-    key.imag = grid
-    _, first, back = np.unique(key.ravel(), return_index=True, return_inverse=True)
-    row, epsilon = first // size, grid.ravel()[first]
-    users = users[row]
-    laws = jax.tree_util.tree_map(lambda a: a[row], batch_of_laws(upper_laws, flat))
-    lower, upper = worst("log_delta", laws, users, epsilon, gap, 0)
+    laws, n, epsilon = batch_of_laws(upper_laws, flat), np.repeat(users, size), grid.ravel()
+    laws = jax.tree_util.tree_map(lambda a: np.repeat(a, size, axis=0), laws)
+    lower, upper = worst("log_delta", laws, n, epsilon, gap, 0)
     with np.errstate(invalid="ignore"):
         wide = (upper > -np.inf) & ~(upper - lower <= gap)
     # To the right of a point with so small a delta there is no mass that counts.
-    deep = np.minimum.accumulate(upper[back].reshape(grid.shape), axis=1).ravel() < deepest
-    place = np.arange(back.size)
-    long = wide[back] & ~deep & ((place % every == 0) | (place % size == size - 1))
-    if long.any():
-        gaps = np.full(upper.shape, _WIDEST)
-        gaps_of_points = gap * np.exp(-0.5 * np.clip(weights, -80.0, 0.0)) + np.zeros(grid.shape)
-        np.minimum.at(gaps, back[long], gaps_of_points.ravel()[long])
-        places = np.unique(back[long])
-        some, n, e, g = jax.tree_util.tree_map(lambda a: a[places], (laws, users, epsilon, gaps))
-        upper[places] = np.fmin(upper[places], worst("log_delta", some, n, e, g, most).upper)
-    return upper[back].reshape(grid.shape)
+    deep = np.minimum.accumulate(upper.reshape(grid.shape), axis=1).ravel() < deepest
+    place = np.arange(n.size)
+    long = np.flatnonzero(wide & ~deep & ((place % every == 0) | (place % size == size - 1)))
+    if long.size:
+        gaps = np.minimum(gap * np.exp(-0.5 * np.clip(weights, -80.0, 0.0)) + np.zeros(grid.shape), _WIDEST).ravel()
+        some, n, epsilon, gaps = jax.tree_util.tree_map(lambda a: a[long], (laws, n, epsilon, gaps))
+        upper[long] = np.fmin(upper[long], worst("log_delta", some, n, epsilon, gaps, most).upper)
+    return upper.reshape(grid.shape)
 
 
-def upper_law(
-    flat: Shuffled, grid: np.ndarray, weights: np.ndarray, _: np.ndarray, close: tuple[float, int] = _COMPOSED
-) -> Any:
+def upper_law(flat: Shuffled, grid: np.ndarray, weights: np.ndarray, _: np.ndarray) -> Any:
     """(losses, log masses, mass at infinity) of a finite law for each row that dominates its round."""
-    logs = _log_profile(flat, grid, close, weights=weights)
+    logs = _log_profile(flat, grid, _COMPOSED, weights=weights)
     largest = np.broadcast_to(np.asarray(flat.max_loss()), grid.shape[:1])
     losses, masses, infinity = rounds.by_rows(rounds.bounded_pair, grid, logs, largest)
     return losses, masses, np.where(leaks(flat, np), 1.0, infinity)

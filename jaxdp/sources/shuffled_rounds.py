@@ -139,10 +139,10 @@ def rounds_route(stacks: tuple[Stack, ...], direction: str) -> Route:
 def _traced(verb: str, direction: str) -> Points:
     """Differentiable bounds at traced points; cached, so that equal configurations compile once."""
 
-    def place(target: Any) -> tuple[Any, Any, None]:
+    def place(target: Any) -> tuple[Any, Any]:
         if verb == "delta":
-            return jnp.nan, jnp.maximum(target, 0.0), None
-        return jnp.log(jnp.clip(target, SMALLEST, 1.0)), jnp.nan, None
+            return jnp.nan, jnp.maximum(target, 0.0)
+        return jnp.log(jnp.clip(target, SMALLEST, 1.0)), jnp.nan
 
     def side(i: int, laws: tuple[Stack, ...], target: Any) -> Any:
         route = contour_route(jax.tree_util.tree_map(lambda x: x[None], laws), direction)

@@ -27,11 +27,8 @@ _CLOSED_FORM = {"delta": closed_form.clones_closed_form_delta, "epsilon": closed
 
 @kernel(working_set=512, by_numpy=2**16, at_once=512)
 def upper_laws(mechanism: Shuffled) -> Law:
-    """Laws of X for the upper bound; first axis: pairs of inputs. Bound "closed_form" gets the law of the clones."""
-    known = mechanism.randomizer
-    if isinstance(known, KnownRandomizer) and mechanism.chosen_bound() == "blanket":
-        return known.upper_laws()
-    return law.stacked(law.clones(mechanism.max_loss(), mechanism.clones()))
+    """`Shuffled.upper_laws` of each row."""
+    return mechanism.upper_laws()
 
 
 @kernel(working_set=512, by_numpy=2**16, at_once=512)

@@ -16,7 +16,7 @@ from jaxdp.runtime.precision import Kernel
 from jaxdp.shuffle import bounds, closed_form, rounds
 from jaxdp.shuffle.law import Law, stacked
 from jaxdp.sources.base import batched, differentiated
-from jaxdp.sources.round_laws import LARGEST_ORDER, has_rounds, leaks
+from jaxdp.sources.round_laws import has_rounds, leaks
 from jaxdp.sources.shuffling import exact_source, lower_laws, upper_laws
 
 _TRACED_POINTS, _TRACED_AT_ONCE = 256, 16  # points of a grid under a trace; points computed at once, to save memory
@@ -32,11 +32,11 @@ def _upper_point(record: Shuffled, epsilon: Any) -> Any:
 
 
 def traced_law_of(
-    record: Shuffled, times: Any, log_delta: Any, epsilon: Any, order: Any = None, slopes: bool = False
+    record: Shuffled, times: Any, log_delta: Any, epsilon: Any, z: Any = None, slopes: bool = False
 ) -> tuple[LossLaw, Any, tuple[Any, Any]]:
     """(law, moved, (grid, z)): a finite law that dominates one traced round, its derivatives, its grid and its tilt.
 
-    log_delta, epsilon, order: see `grids_of`.
+    log_delta, epsilon, z: see `grids_of`.
 
     moved: the derivatives of the law's log weights and mass at infinity by each number of the randomizer, from the
     derivatives of an accurate delta on the grid; None unless ``slopes``.
@@ -56,24 +56,24 @@ def traced_law_of(
     def improved(i: Any, state: tuple[Any, ...]) -> tuple[Any, ...]:
         grid = state[0]
         by_numbers, logs = jax.lax.map(at, grid, batch_size=_TRACED_AT_ONCE)
-        if order is None:
-            z, total = rounds.tilt(grid[None], logs[None], logs[None], times[None], log_delta, epsilon)
+        if z is None:
+            tilt, total = rounds.tilt(grid[None], logs[None], logs[None], times[None], log_delta, epsilon)
             log_end = total - jnp.log(jnp.maximum(times, 1.0)) + rounds.LOG_SHARE
         else:
-            z, log_end = order, jnp.asarray(-jnp.inf)
-        finer = rounds.refined(grid, logs, z, log_end, points=_TRACED_POINTS)
-        return jnp.where(i == 0, finer, grid), z, logs, by_numbers
+            tilt, log_end = z, jnp.asarray(-jnp.inf)
+        finer = rounds.refined(grid, logs, tilt, log_end, points=_TRACED_POINTS)
+        return jnp.where(i == 0, finer, grid), tilt, logs, by_numbers
 
     laws = upper_laws.point(record)
     best = jnp.argmax(jnp.max(jnp.where(laws.first > 0, laws.loss, -jnp.inf), axis=-1))
     widest = jax.tree_util.tree_map(lambda a: a[best], laws)
-    first = rounds.first_grid(widest, record.num_users, 0.0 if order is None else order, points=_TRACED_POINTS)
+    first = rounds.first_grid(widest, record.num_users, 0.0 if z is None else z, points=_TRACED_POINTS)
     start = first, jnp.zeros(()), jnp.zeros(_TRACED_POINTS)
     slope = jnp.zeros((_TRACED_POINTS, numbers.size)) if slopes else None
-    grid, z, logs, by_numbers = jax.lax.fori_loop(0, 2, improved, (*start, slope))
+    grid, tilt, logs, by_numbers = jax.lax.fori_loop(0, 2, improved, (*start, slope))
     losses, weights, infinity = pair = rounds.upper_pair(grid, logs)
     moved = jax.vmap(lambda d: rounds.upper_pair_slopes(grid, logs, pair, d), in_axes=1)(by_numbers) if slopes else None
-    return LossLaw(losses, weights, jnp.where(leaks(record, jnp), 1.0, infinity)), moved, (grid, z)
+    return LossLaw(losses, weights, jnp.where(leaks(record, jnp), 1.0, infinity)), moved, (grid, tilt)
 
 
 def _traced_lower_law(record: Shuffled, grid: Any, z: Any) -> LossLaw:
@@ -94,13 +94,13 @@ def _traced_lower_law(record: Shuffled, grid: Any, z: Any) -> LossLaw:
 
 
 def _traced_laws(
-    stacks: tuple[Stack, ...], log_delta: Any, epsilon: Any, order: Any, slopes: bool = False
+    stacks: tuple[Stack, ...], log_delta: Any, epsilon: Any, z: Any = None, slopes: bool = False
 ) -> tuple[tuple[Stack, ...], list[Any], list[Any]]:
     """(stacks with rounds replaced by dominating laws, moved, (grid, z) for each stack or None) of one traced point."""
 
     def law(stack: Stack) -> tuple[LossLaw, Any, tuple[Any, Any]]:
         record, times = _as_floats(stack)
-        return traced_law_of(record, times, log_delta, epsilon, order, slopes)
+        return traced_law_of(record, times, log_delta, epsilon, z, slopes)
 
     found = [jax.lax.map(law, stack) if isinstance(stack[0], Shuffled) else (stack[0], None, None) for stack in stacks]
     laws, moved, grids = map(list, zip(*found, strict=True))
@@ -133,46 +133,40 @@ def _by_randomizer(record: Any, by_law: LossLaw, moved: tuple[Any, Any]) -> Any:
 
 def of_traced_laws(
     value: Callable[[tuple[Stack, ...], Any], Any],
-    place: Callable[[Any], tuple[Any, Any, Any]],
-    below: Callable[[tuple[Stack, ...], Any], Any] | None = None,
+    place: Callable[[Any], tuple[Any, Any]],
+    below: Callable[[tuple[Stack, ...], Any], Any],
 ) -> Callable[..., Any]:
-    """(stacks, target) -> value(laws, target) of a traced batch: finite laws replace the shuffled rounds.
+    """(stacks, target) -> (below, value) of a traced batch: finite laws replace the shuffled rounds.
 
-    value: a function of one point, differentiable where it is real; its laws dominate the rounds. place: target ->
-    (log_delta, epsilon, order) of `grids_of`. below: if given, a function of laws that the rounds dominate. The result
-    is then (below, value), with the derivative of value. A derivative by a randomizer is the derivative by its law's
-    masses times their derivatives by the randomizer, so that no loop is differentiated.
+    value: a function of one point; its laws dominate the rounds. place: target -> (log_delta, epsilon) of `grids_of`.
+    below: a function of laws that the rounds dominate. The derivative of both is that of value. A derivative by a
+    randomizer is the derivative by its law's masses times their derivatives by the randomizer, so that no loop is
+    differentiated.
     """
-
-    def with_lower(stacks: tuple[Stack, ...], grids: list[Any], target: Any, found: Any) -> Any:
-        return (below(_traced_lower_laws(stacks, grids), target), found) if below else found
 
     def plain(stacks: tuple[Stack, ...], target: Any) -> Any:
         laws, _, grids = _traced_laws(stacks, *place(target))
-        return with_lower(stacks, grids, target, value(laws, target))
+        return below(_traced_lower_laws(stacks, grids), target), value(laws, target)
 
     def with_gradient(stacks: tuple[Stack, ...], target: Any) -> tuple[Any, Any, Any]:
-        laws, moved, grids = _traced_laws(stacks, *place(target), True)
+        laws, moved, grids = _traced_laws(stacks, *place(target), slopes=True)
         found, (by_laws, by_target) = jax.value_and_grad(value, argnums=(0, 1))(laws, target)
         by_stacks = tuple(
             (by_law if move is None else jax.vmap(_by_randomizer)(record, by_law, move), by_times)
             for (record, _), (by_law, by_times), move in zip(stacks, by_laws, moved, strict=True)
         )
-        return with_lower(stacks, grids, target, found), by_stacks, by_target
+        return (below(_traced_lower_laws(stacks, grids), target), found), by_stacks, by_target
 
     return differentiated(batched(plain, 2**20), batched(with_gradient, 2**20))
 
 
 @functools.cache
 def traced_moment(moment: Kernel, direction: str) -> Callable[[tuple[Stack, ...], Any], Any]:
-    """(stacks, order) -> values of a moment's kernel at traced points, differentiable.
+    """(stacks, order) -> values of a moment's kernel at traced points. Cached, so that equal moments compile once.
 
-    Dominating finite pairs replace shuffled rounds; a complex moment of these has no derivative. Cached, so that equal
-    moments compile once.
+    A Renyi divergence, of a real order, is differentiable. For the moment at a complex number dominating finite pairs
+    replace shuffled rounds.
     """
-
-    def place(order: Any) -> tuple[Any, Any, Any]:
-        return jnp.nan, jnp.nan, jnp.where(jnp.isfinite(order), jnp.abs(order), LARGEST_ORDER)
 
     def point(stacks: tuple[Stack, ...], order: Any) -> Any:
         return moment.point(stacks, order, direction=direction)
@@ -181,12 +175,17 @@ def traced_moment(moment: Kernel, direction: str) -> Callable[[tuple[Stack, ...]
         found, gradient = jax.value_and_grad(point, argnums=(0, 1))(*_as_floats((stacks, order)))
         return found, *gradient
 
-    of_rounds = of_traced_laws(point, place)
-    of_others = differentiated(batched(point, 2**20), batched(with_gradient, 2**20))
+    def of_laws(stacks: tuple[Stack, ...], z: Any) -> Any:
+        return point(_traced_laws(stacks, jnp.nan, jnp.nan, jnp.abs(z))[0], z)
+
+    divergence, transform = (
+        differentiated(batched(point, 2**20), batched(with_gradient, 2**20)),
+        batched(of_laws, 2**20),
+    )
 
     def answer(stacks: tuple[Stack, ...], order: Any) -> Any:
-        if has_rounds(stacks):
-            return of_rounds(stacks, order)
-        return jax.vmap(point)(stacks, order) if jnp.iscomplexobj(order) else of_others(stacks, order)
+        if not jnp.iscomplexobj(order):
+            return divergence(stacks, order)
+        return transform(stacks, order) if has_rounds(stacks) else jax.vmap(point)(stacks, order)
 
     return answer
