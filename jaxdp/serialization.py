@@ -160,6 +160,9 @@ def _record(name: str, content: dict[str, Any]) -> Mechanism:
     for key, value in values.items():
         if fields[key].type == "Mechanism" and not isinstance(value, Mechanism):
             raise ValueError(f'{kind}: {key} must be an object with a "class", got {content[key]!r}.')
+        parts = value if isinstance(value, tuple) else (None,)
+        if fields[key].type == "tuple[Mechanism, ...]" and not all(isinstance(part, Mechanism) for part in parts):
+            raise ValueError(f'{kind}: {key} must be a list of objects with a "class", got {content[key]!r}.')
     return cls(**values)
 
 

@@ -673,3 +673,12 @@ def test_traced_allocation_of_several_times_is_amplified():
         traced = float(jax.jit(lambda noise: jaxdp.epsilon(allocation(1000, noise, 2), 1e-6))(1.0))
     found = jaxdp.epsilon(allocation(1000, 1.0, 2), 1e-6)
     assert found * (1 - 1e-4) <= traced <= 3 * found
+
+
+@pytest.mark.parametrize(("steps", "noise", "gap"), [(1e6, 1.0, 0.01), (1e7, 0.8, 0.15), (1e7, 0.9, 0.1)])
+def test_bounds_of_delta_that_are_wide_apart_still_bound_epsilon(steps, noise, gap):
+    # The search once stopped where its contour's bounds of delta were further apart than the contour reached, and
+    # returned the epsilon of a known step, 9.51 instead of 0.0141.
+    lower, upper = jaxdp.epsilon_bounds(allocation(steps, noise), 1e-20, relation="remove")
+    assert 0 < lower <= upper <= lower * (1 + gap)
+    assert jaxdp.delta_bounds(allocation(steps, noise), upper, relation="remove").lower <= 1e-20

@@ -215,6 +215,14 @@ def test_traced_values_agree_and_invalid_ones_are_vacuous():
     assert values[2:] == [np.inf, 1.0]
 
 
+def test_the_required_level_is_accepted_by_a_program_that_rounds_it_differently():
+    level = mixing.required_level(2.0, 0.2)  # by NumPy
+    many = mixing.hockey_stick_amplification(np.full(4096, 2.0), 0.2, 0.1, level)  # one ulp less by a program
+    for _ in range(600):  # until single points are computed by a program, too
+        one = mixing.hockey_stick_amplification(2.0, 0.2, 0.1, level)
+    assert one.delta == pytest.approx(0.02) == many.delta[0]
+
+
 @pytest.mark.parametrize("small", [1e-310, 5e-324])
 def test_a_subnormal_number_counts_as_a_normal_one_traced_and_concrete(small):
     with jax.enable_x64(True):

@@ -71,6 +71,7 @@ def test_files_of_this_release_load():
         ),
         (lambda text: text.replace("2.0", "[[1.0], [1.0, 2.0]]"), "every row as long as the others"),
         (lambda text: '{"jaxdp": 1, "mechanism": 3}', "must be an object"),
+        (lambda text: '{"jaxdp": 1, "mechanism": {"class": "Composed", "parts": [5]}}', "must be a list of objects"),
         (lambda text: "[" * 100_000, "not JSON"),
         (lambda text: text.replace("2.0", '{"empty": [1000000000000]}'), 'noise_multiplier: "empty" must be a shape'),
         (lambda text: text.replace("2.0", '{"empty": "0"}'), 'noise_multiplier: "empty" must be a shape'),

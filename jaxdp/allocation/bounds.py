@@ -24,13 +24,14 @@ _SLACK = 2e-13  # rounding of log delta
 _NARROW = 3e-7  # relative width of the enclosure of epsilon at which a search ends
 _MOST_CONTOURS = 4  # of one search
 _MARGIN, _LEAST_MARGIN = 0.05, 1e-4  # limits of the relative distance from the guessed root to a contour's epsilon
+_LARGEST_MARGIN = 0.3  # the same after a contour whose bounds are too far apart to prove one within its own margin
 _NEAR = 0.02  # nats of delta from a contour's epsilon to the root, below which another contour would gain nothing
 _NEWTON_STEPS = 3
 _STEP = 1e-4  # relative step of the difference quotient that serves as slope in Newton's method
 # Points tested around the root: root + gap _OFF, for the estimated gaps to both bounds of epsilon, and root _SHARES.
 _OFF = np.array([1.05, 2.0, 6.0])
 _SHARES = np.concatenate([1 - 10.0 ** np.arange(-7, 0), [0.6], 1 + 10.0 ** np.arange(-7, 0), [1.4]])
-_PAIRS = (2 + 2 * _OFF.size + _SHARES.size) // 2  # pairs of tested points; 0 is tested twice, for an even number
+_PAIRS = (2 + 2 * _OFF.size + _SHARES.size) // 2  # pairs of tested points; 0 and the contour's own epsilon are two more
 
 
 def at_own_epsilon(step: Step, effort: Effort) -> Evaluation:
@@ -93,6 +94,7 @@ class _Search(NamedTuple):
     high: Any  # proved upper bound of epsilon
     done: Any
     contours: Any  # number made
+    margin: Any  # relative distance from the start to the next contour's epsilon
 
 
 def _epsilon(steps: Any, noise: Any, sign: Any, delta: Any, known: Bounds, effort: Effort) -> Bounds:
@@ -105,7 +107,7 @@ def _epsilon(steps: Any, noise: Any, sign: Any, delta: Any, known: Bounds, effor
 
     def narrow(s: _Search) -> _Search:
         # A contour is valid at its own epsilon and on one side of it: below for "remove", above for "add".
-        margin = xp.minimum(off_by * s.start, s.high - s.low)
+        margin = xp.minimum(s.margin * s.start, s.high - s.low)
         center = xp.where(sign > 0, s.start + margin, xp.maximum(s.start - margin, 0.0))
         prepared = contour.prepare(Step(steps, scale, center, sign), effort)
 
@@ -114,7 +116,7 @@ def _epsilon(steps: Any, noise: Any, sign: Any, delta: Any, known: Bounds, effor
             root, off, steep, low, high = found
             x = xp.where(sign > 0, xp.minimum(root, center), xp.maximum(root, center))
             step = -sign * (_STEP * x + 1e-9 * cap)
-            tested = xp.concatenate([xp.zeros(2), root + (off[:, None] * _OFF).ravel(), root * _SHARES])
+            tested = xp.concatenate([xp.zeros(1), center[None], root + (off[:, None] * _OFF).ravel(), root * _SHARES])
             tested = xp.clip(xp.where(xp.isnan(tested), 0.0, tested), 0.0, cap)
             searches, proves = i < _NEWTON_STEPS, i >= _NEWTON_STEPS
             pair = tested[2 * xp.maximum(i - _NEWTON_STEPS, 0) + np.arange(2)]
@@ -133,15 +135,19 @@ def _epsilon(steps: Any, noise: Any, sign: Any, delta: Any, known: Bounds, effor
             return root, off, steep, low, high
 
         begun = s.start, xp.stack([-cap, cap]), xp.zeros_like(cap), s.low, s.high
-        root, _, steep, low, high = xp.fori_loop(0, _NEWTON_STEPS + _PAIRS, advance, begun)
+        root, off, steep, low, high = xp.fori_loop(0, _NEWTON_STEPS + _PAIRS, advance, begun)
         near = (sign * (center - root) >= 0) & (steep > 0) & (steep * xp.abs(center - root) <= _NEAR)
+        # The contour must reach beyond the root as far as its own bounds are apart, or it proves nothing on that side.
+        reach = 1.5 * xp.where(sign > 0, off[1], -off[0]) / root
+        near = near & ((reach * root <= xp.abs(center - root)) | (s.margin >= _LARGEST_MARGIN))
+        wider = xp.clip(xp.where(xp.isnan(reach), _LARGEST_MARGIN, reach), off_by, _LARGEST_MARGIN)
         done = near | (high - low <= _NARROW * high) | (s.contours + 1 >= _MOST_CONTOURS)
-        return _Search(xp.clip(root, xp.minimum(low, 0.9 * high), high), low, high, done, s.contours + 1)
+        return _Search(xp.clip(root, xp.minimum(low, 0.9 * high), high), low, high, done, s.contours + 1, wider)
 
     low, high = xp.maximum(known.lower, 0.0), xp.minimum(known.upper, cap)
     guess, off_by = _guess(Step(steps, scale, cap, sign), log_delta, cap)
     start = xp.where(high - low < 0.5 * high, xp.sqrt(low * high), guess)
-    first = _Search(start, low, high, ~inside, xp.zeros((), xp.int32))
+    first = _Search(start, low, high, ~inside, xp.zeros((), xp.int32), off_by)
     end = xp.while_loop(lambda s: ~s.done, narrow, first)
     low = xp.where(inside, end.low, xp.where((steps == 1) | (target == 0) | (target >= 1), one_step[0], 0.0))
     high = xp.where(inside, end.high, one_step[1])
