@@ -18,7 +18,7 @@ from jaxdp.shuffle import rounds
 CELL = 96  # largest number of neighbouring epsilons that share a contour
 Cells = tuple[tuple[int, Effort], ...]  # (number of epsilons that share a contour, effort), tried in this order
 COARSE: Cells = ((12, EFFORTS[0]),)  # for the first grid
-FINE: Cells = ((CELL, EFFORTS[0]), (12, EFFORTS[0]), (12, EFFORTS[0]._replace(panels=192)))
+FINE: Cells = ((CELL, EFFORTS[0]), (12, EFFORTS[0]), (12, EFFORTS[0]._replace(panels=192)), (12, EFFORTS[1]))
 _CLOSE, _MOST_GAP = 1e-4, 0.1  # gap of log delta that is small enough, and beyond which another contour is no use
 _ALONE = 0.3  # points where one epoch alone decides / points where the tilted mass is
 FIRST, POINTS = CELL, 10 * CELL  # points of the first grid, which locates the mass, and of the grid that is fine there
@@ -79,7 +79,7 @@ def log_profiles(
     each next entry where the bounds are not yet close.
     """
     lower, upper = np.full(epsilon.size, -np.inf), np.zeros(epsilon.size)
-    pending = np.arange(epsilon.size)
+    pending, skipped = np.arange(epsilon.size), np.zeros(0, int)
     for (size, effort), next_cell in zip(cells, (*cells[1:], None), strict=True):
         places = pending.reshape(-1, size)
         rows = places[:, 0] // epsilon.shape[1]
@@ -89,9 +89,14 @@ def log_profiles(
         upper[places] = np.fmin(upper[places], found.upper)
         gap = found.upper - found.lower
         wide = (found.upper > least[rows, None]) & ~(gap <= _CLOSE)
-        # If a contour is poor at its own epsilon, further contours of the same effort are poor too: skip them.
+        retried = np.any(wide, axis=1)
+        pending, poor = places[retried], ~(gap[retried, -1 if sign > 0 else 0] <= _MOST_GAP)
+        # If a contour is poor at its own epsilon, further contours of the same effort are poor too: wait for the next.
         same_effort = next_cell is not None and next_cell[1] == effort
-        pending = places[np.any(wide, axis=1) & ((gap[:, -1 if sign > 0 else 0] <= _MOST_GAP) | (not same_effort))]
-        if not pending.size:
+        skipped = np.append(skipped, pending[poor & same_effort])
+        pending = pending[~(poor & same_effort)].ravel()
+        if not same_effort:
+            pending, skipped = np.append(pending, skipped), skipped[:0]
+        if not pending.size and not skipped.size:
             break
     return Bounds(lower.reshape(epsilon.shape), upper.reshape(epsilon.shape))
