@@ -1,6 +1,7 @@
 """Targets at the ends of the float64 range: subnormal delta, infinite epsilon, all of the loss on one side."""
 
 import jax
+import jax.numpy as jnp
 import mpmath
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from exact import gaussian_delta, gaussian_delta_in_digits
 import jaxdp
 from jaxdp.domains import SMALLEST
 from jaxdp.runtime.backend import compiler_options
+from jaxdp.typing import RealField
 
 # (mechanism, exact epsilon at delta 1e-310): roots of the closed form and of the binomial sum in mpmath
 BELOW_NORMAL = [
@@ -189,6 +191,23 @@ def test_a_law_of_reports_that_overflows_bounds_nothing(randomizer):
     np.testing.assert_array_equal([lower, upper], [[0, 0], [1, 1]])
     local = randomizer.epsilon
     assert local <= jaxdp.renyi(shuffled, 2.0) <= local * (1 + 1e-12)
+
+
+@jaxdp.record
+class OwnResponse(jaxdp.Mechanism):
+    """Two-point randomized response as a user may write it: `log_mgf` alone."""
+
+    e: RealField
+    symmetric = True
+
+    def log_mgf(self, z):
+        return jnp.log((jnp.exp(self.e * (z + 1)) + jnp.exp(-self.e * z)) / (1 + jnp.exp(self.e)))
+
+
+def test_losses_that_a_record_does_not_state_are_not_taken_to_be_infinite():
+    assert jaxdp.epsilon_bounds(OwnResponse(1.0), 0.0) == (0.0, np.inf)
+    assert jaxdp.epsilon_bounds(jaxdp.compose(OwnResponse(1.0), jaxdp.Laplace(1.0)), 0.0) == (0.0, np.inf)
+    assert jaxdp.epsilon_bounds(jaxdp.Gaussian(1.0), 0.0) == (np.inf, np.inf)
 
 
 @pytest.mark.slow

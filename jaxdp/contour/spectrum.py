@@ -71,6 +71,9 @@ class Spectrum:
     top: Any
     lattice: tuple[Any, Any] | None = None
     log_modulus: Callable[[jax.Array, jax.Array], jax.Array] | None = None
+    knows_top: bool = (
+        True  # False: an infinite ``top`` may only mean that a record does not say how large its losses are
+    )
 
     @property
     def infinity_low(self) -> Any:

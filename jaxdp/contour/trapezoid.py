@@ -347,6 +347,7 @@ def epsilon_edges(spectrum, delta, inside, lower, upper):
     upper = xp.where(inside, xp.minimum(upper, top), xp.where(flat, top, outside))
     # ``top`` and ``infinity`` are upper bounds; for a lower bound of epsilon take their rounding and blur away
     supremum = xp.maximum(top * (1 - _TOP_ROUNDING) - 2 * blur, 0.0)
+    supremum = supremum if spectrum.knows_top else xp.where(top < xp.inf, supremum, 0.0)
     never = xp.where(exact_zero, supremum, xp.where(delta < spectrum.infinity_low, xp.inf, 0.0))
     lower = xp.where(inside, xp.minimum(lower, upper), xp.where(delta >= 1, 0.0, never))
     valid = (delta >= 0) & (delta <= 1)

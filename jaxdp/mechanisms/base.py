@@ -113,10 +113,12 @@ class Mechanism:
 
     (P, Q) must be a dominating pair for "remove"; for "add" the library uses K(-1 - z). If P has mass where Q has none,
     return that mass from ``infinity_mass``. If Q has mass where P has none, return it from ``reverse_infinity_mass``; a
-    symmetric pair needs the first method only. To allow sampling, define ``finite_pair() -> (log_p, log_q)``, the log
-    masses of all outcomes (-inf: no mass). The pair is used for every relation unless you define ``at_distance``. Noise
-    that is scaled to the norm bound of one record must define it: neighbours under replace_one are two norm bounds
-    apart. The relative error of exp(log_mgf) must be at most ``unit_errors`` times 2^-53.
+    symmetric pair needs the first method only. If the losses are bounded, define ``max_loss``, and ``min_loss`` if the
+    pair is not symmetric: without them no epsilon is known at delta = 0. To allow sampling, define ``finite_pair() ->
+    (log_p, log_q)``, the log masses of all outcomes (-inf: no mass). The pair is used for every relation unless you
+    define ``at_distance``. Noise that is scaled to the norm bound of one record must define it: neighbours under
+    replace_one are two norm bounds apart. The relative error of exp(log_mgf) must be at most ``unit_errors`` times
+    2^-53.
 
     The numbers of a field ``x: RealField = jaxdp.domains.field(jaxdp.domains.POSITIVE)`` must be finite and > 0, the
     numbers of a field without a domain finite. The verbs raise ValueError for a concrete number outside its domain.

@@ -49,6 +49,7 @@ def spectrum(stacks: tuple[Stack, ...], direction: str) -> Spectrum:
         top=sum(tops, xp.zeros(())),
         lattice=_lattice(stacks),
         log_modulus=_log_modulus([(r, t) for r, t in closed if r.offers("log_modulus")]),
+        knows_top=all(r.offers(_name_of_top(r, direction)) for r, _ in closed),
     )
 
 
@@ -125,6 +126,10 @@ def _top(record: Any, times: Array, direction: str) -> Array:
         return _sum_of_tops(xp.where(rate == 0, 0.0, bounded), times) * (1 + 1e-13)
     largest = xp.vmap(lambda r: xp.asarray(r.top_loss(direction), xp.float64))(record)
     return _sum_of_tops(largest, times)
+
+
+def _name_of_top(record: Mechanism, direction: str) -> str:
+    return "min_loss" if direction == "reverse" and not record.symmetric else "max_loss"
 
 
 def _sum_of_tops(largest: Array, times: Array) -> Array:
