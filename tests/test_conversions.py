@@ -200,6 +200,10 @@ def test_conversions_trace_and_differentiate_with_x64_and_refuse_without():
         (lambda: cv.pair_from_profile([-1.0], [0.1]), "at least 1 - e"),
         (lambda: cv.pair_from_profile([1.0, -1.0], [0.1, 0.2]), r"got 0.2 at index \[1\]. There epsilon is -1.0"),
         (lambda: cv.pair_from_profile([1.0, 0.0, 1.0], [0.1, 0.1, 0.1]), r"distinct, got 1.0 at index \[2\]"),
+        (
+            lambda: cv.pair_from_profile([1.0, 0.5, 0.0], [0.3, 0.2, 0.1]),
+            r"nonincreasing in epsilon, got 0.3 at index \[0\]",
+        ),
         (lambda: cv.pair_from_tradeoff([0.0, 0.9], [1.0, 0.1]), "got 0.0 to 0.9 and the end 0.1"),
         (lambda: cv.gdp_mu_from_profile([1.0, 0.5], [0.1, 0.2]), "increasing"),
         (lambda: cv.cut_renyi(2.5, 1.0, 0.1, 3.0), "whole number"),

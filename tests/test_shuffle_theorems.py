@@ -127,6 +127,12 @@ def test_noisy_sgd_with_huge_noise_keeps_the_mass_of_the_gaussian_tail():
             assert gaussian_delta_in_digits(0.9 * epsilon, 2 / std) > delta
 
 
+def test_noisy_sgd_is_at_most_the_gaussian_of_one_step():
+    noise, users, delta = np.array([0.5, 1.0, 1.0, 4.0]), [1e4, 1e4, 1e4, 1], [1e-2, 1e-2, 1e-5, 1e-2]
+    alone = jaxdp.epsilon(jaxdp.Gaussian(noise), delta, relation="replace_one")
+    assert (shuffle.noisy_sgd_one_pass_epsilon(noise, users, delta) <= alone * (1 + 1e-9)).all()
+
+
 @pytest.mark.slow
 def test_noisy_sgd_is_amplified_and_falls_with_noise(compiled):
     values = shuffle.noisy_sgd_one_pass_epsilon([2.0, 4.0, 8.0], 1e6, 1e-6)

@@ -98,6 +98,15 @@ def test_attributes_name_the_default_bound_and_shuffled_rounds_inside_compositio
     assert "bound" not in provenance.summary(calls[2:])
 
 
+def test_a_sweep_of_calibrations_is_not_labelled_as_epsilon():
+    def noise(delta):
+        return jaxdp.calibrate(jaxdp.Gaussian, epsilon=1.0, delta=delta, bracket=(0.5, 50.0))
+
+    data = jaxdp.sweep(noise, delta=[1e-6, 1e-5])
+    assert list(data) == ["noise"] and data.attrs["verb"] == "calibrate"
+    assert list(jaxdp.sweep(lambda delta: noise(delta), delta=[1e-6, 1e-5])) == ["value"]
+
+
 def test_bounds_and_dicts_become_several_variables():
     dataset = sweep(lambda sigma: jaxdp.epsilon_bounds(jaxdp.Gaussian(sigma), 1e-6), sigma=SIGMA)
     assert set(dataset.data_vars) == {"lower", "upper"}

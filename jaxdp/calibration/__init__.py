@@ -12,6 +12,7 @@ import numpy as np
 from jaxdp import validate
 from jaxdp.calibration.problem import Problem, grid, refuse_traced
 from jaxdp.calibration.search import Search
+from jaxdp.mechanisms import provenance
 from jaxdp.mechanisms.base import Mechanism
 from jaxdp.sources.base import gap_near
 from jaxdp.typing import Array, Real, Relation
@@ -83,10 +84,11 @@ def calibrate(
     # Search with one dominating pair first, which costs half as much as with both. The epsilon of one pair is at most
     # that of both, so a value that fails for one pair fails for both. The solution is then tested with both pairs. If
     # it fails, or the search finds none, the other pair is tried, and after that both pairs together.
-    for pair in problem.pairs():
-        with contextlib.suppress(ValueError):
-            return _verified(problem, _searched(pair, bracket is None, keep_others), _ROUNDING)
-    return _verified(problem, _searched(problem, bracket is None, keep_others), np.inf)
+    with provenance.within("calibrate"):
+        for pair in problem.pairs():
+            with contextlib.suppress(ValueError):
+                return _verified(problem, _searched(pair, bracket is None, keep_others), _ROUNDING)
+        return _verified(problem, _searched(problem, bracket is None, keep_others), np.inf)
 
 
 def _searched(problem: Problem, outward: bool, keep_others: bool) -> Search:

@@ -102,6 +102,11 @@ def _points(epsilons: Real, deltas: Real, symmetric: bool) -> tuple[np.ndarray, 
     bad = delta < least * (1 - 1e-9)
     validate.reject("deltas", delta, bad, "at least 1 - e^epsilon", f"There epsilon is {eps[np.argmax(bad)]}.")
     order = np.argsort(eps)
+    # No profile grows. Bounds may, by rounding or for lack of accuracy; much growth is a list in the wrong order.
+    grows = np.zeros(eps.shape, bool)
+    grows[order[1:]] = np.diff(delta[order]) > 0.01 * delta[order[:-1]] + 1e-9
+    remedy = "If they are bounds, take their running minimum."
+    validate.reject("deltas", delta, grows, "nonincreasing in epsilon", remedy)
     eps, delta, least = eps[order], delta[order], least[order]
     excess = np.maximum(delta - least, 0.0) * (1 + _MARGIN) + 8 * ULP * least
     if symmetric:

@@ -43,6 +43,16 @@ def observe() -> Iterator[list[dict[str, str]]]:
         _OBSERVED.reset(token)
 
 
+@contextlib.contextmanager
+def within(verb: str) -> Iterator[None]:
+    """Context manager: the verb calls inside the block are noted as one call, of ``verb``."""
+    with observe() as calls:
+        yield
+    outer = _OBSERVED.get()
+    if outer is not None and calls:
+        outer.append(calls[0] | {"verb": verb})
+
+
 def summary(calls: list[dict[str, str]]) -> dict[str, str]:
     """One attribute per key: the first 20 distinct values in order of first use, joined by commas, "..." for more."""
     keys = dict.fromkeys(key for call in calls for key in call)

@@ -210,14 +210,16 @@ def countable(made: Law, users: np.ndarray) -> np.ndarray:
     """Approximate number of terms of the sum over counts, for each row of a batch; inf where `counts` does not apply.
 
     It applies where outcomes 0 and 1 mirror each other, and where at most two other outcomes have any probability, each
-    with loss 0. An outcome with base 0 and another loss would identify the user, which the sum does not account for.
+    with loss 0, and others than the user send one of them or no blanket report. An outcome with base 0 and another loss
+    would identify the user, which the sum does not account for.
     """
     first, second, base, loss = (side[:, :2] for side in made[:4])
     mirror = (first == second[:, ::-1]).all(1) & (loss[:, 0] == -loss[:, 1]) & (base[:, 0] == base[:, 1])
     impossible = made.first + made.second + made.base == 0
     plain = (impossible | (made.loss == 0))[:, 2:].all(1) & impossible[:, 4:].all(1)
-    shares = np.sort(np.column_stack([made.base[:, 2:4], made.rest]), axis=1)[:, :-1]
-    shares = np.column_stack([base.sum(1), shares])
+    shares = np.sort(np.column_stack([made.base[:, 2:4], made.rest]), axis=1)
+    plain &= (shares[:, -1] > 0) | (made.base.shape[1] == 2)
+    shares = np.column_stack([base.sum(1), shares[:, :-1]])
     deviations = np.sqrt(users[:, None] * shares * np.maximum(1 - shares, 0.0))
     terms = np.where(shares > 0, 13 * deviations + 4 + np.minimum(deviations**2, 12), 1.0)
     beside = np.maximum(np.prod(terms[:, 1:], axis=1), counts.LANES if made.base.shape[1] > 2 else 1)

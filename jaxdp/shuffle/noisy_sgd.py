@@ -23,12 +23,16 @@ _LEAST_MU = 1e-300
 
 @kernel(working_set=64, by_numpy=patience(64, 4096), at_once=512)
 def _splits(mu, num_users, delta):
-    """(eps0, delta0) to try, delta0 the Gaussian delta at eps0: n delta0 runs from above delta to far below delta."""
+    """(eps0 and delta0 to try, epsilon of the Gaussian at delta).
+
+    delta0 is the Gaussian delta at eps0; n delta0 runs from above delta to far below delta.
+    """
     least = xp.sqrt(2.0 * xp.log(2.0 / delta)) * 0.8
     most = xp.sqrt(2.0 * xp.log(1e4 * num_users / delta)) + 1.0
     quantiles = xp.linspace(least, most, _SPLITS)
     eps0 = mu * quantiles + 0.5 * mu * mu
-    return eps0, xp.vmap(lambda e: gaussian.delta_bounds(mu, e, _MU_ERROR)[1])(eps0)
+    delta0 = xp.vmap(lambda e: gaussian.delta_bounds(mu, e, _MU_ERROR)[1])(eps0)
+    return eps0, delta0, gaussian.epsilon_bounds(mu, delta, _MU_ERROR)[1]
 
 
 def noisy_sgd_one_pass_epsilon(
@@ -38,7 +42,8 @@ def noisy_sgd_one_pass_epsilon(
 
     Each step releases the gradient of one example, of norm at most lipschitz, plus N(0, noise_std^2 I). This is a
     Gaussian local randomizer with mu = 2 lipschitz/noise_std. For every eps0 there is a delta0 for which it is
-    (eps0, delta0)-DP. The result is the smallest certified epsilon over 24 pairs (eps0, delta0).
+    (eps0, delta0)-DP. The result is the smallest certified epsilon over 24 pairs (eps0, delta0), at most that of the
+    Gaussian alone: each example is used once.
 
     Args:
         noise_std: standard deviation of the noise of one coordinate, > 0, in the units of the gradient.
@@ -48,7 +53,7 @@ def noisy_sgd_one_pass_epsilon(
         bound: "clones" or "stronger": the dominating pair of the shuffled reports.
 
     Returns:
-        Upper bound of epsilon in nats, float64, of the broadcast shape; inf if every pair's delta0 is too large.
+        Upper bound of epsilon in nats, float64, of the broadcast shape.
 
     Raises:
         ValueError: an argument outside its range, shapes that do not broadcast.
@@ -74,7 +79,7 @@ def noisy_sgd_one_pass_epsilon(
     def best(noise, scale, users, target):
         with np.errstate(over="ignore", under="ignore"):
             mu = np.maximum(scale / noise * 2.0, _LEAST_MU)
-        eps0, delta0 = _splits(mu, users, target)
+        eps0, delta0, unshuffled = _splits(mu, users, target)
         every = np.broadcast_arrays(users[:, None], eps0, delta0, target[:, None])
         n, local, extra, aim = (array.reshape(-1) for array in every)
         last_room, answers = np.zeros_like(aim), np.full_like(aim, np.inf)
@@ -90,6 +95,6 @@ def noisy_sgd_one_pass_epsilon(
             return additive_term(n, local, extra, epsilon, bound)
 
         found = np.fmin(best_epsilon(central, lost, aim, 0.0), alone("epsilon", local, extra, aim))
-        return found.reshape(eps0.shape).min(axis=1)
+        return np.fmin(found.reshape(eps0.shape).min(axis=1), unshuffled)
 
     return batched(best, *arguments)
