@@ -286,7 +286,7 @@ def divergence(law: Law, users: Any, order: Any) -> Any:
         logs = xp.append(apart, xp.where(some, within, -xp.inf))
         return xp.logaddexp(0.0, xp.logsumexp(logs)) * (1 + 64 * ULP)
 
-    nearby = xp.clip(order, 1.25, xp.maximum(8.0, 32 / xp.where(top > 0, top, 1.0)))
+    nearby = xp.clip(order, 1.02, xp.maximum(8.0, 32 / xp.where(top > 0, top, 1.0)))
     orders = xp.stack([order, nearby])[: 1 + int(min(xp.most(xp.where(order == nearby, 0.0, 1.0)), 1.0))]
     logs = xp.lax_map(log_moment, orders) + xp.maximum(order - orders, 0.0) * xp.where(orders < order, top, 0.0)
     value = xp.min(logs / (xp.maximum(order, orders) - 1)) * (1 + 8 * ULP)
