@@ -675,3 +675,11 @@ def test_several_releases_under_replace_one_need_a_pair_that_is_the_same_in_both
     either = np.maximum(*(jaxdp.delta(pair, eps, relation=relation) for relation in ("add", "remove")))
     wider = jaxdp.repeat(jaxdp.conversions.pair_from_profile(eps, either), 2)
     assert 2.756 <= jaxdp.epsilon(wider, 1e-3, **given) < 2.8
+
+
+def test_the_lower_bound_of_a_composition_with_fixed_batches_is_at_least_that_of_the_rest():
+    rest = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(0.8), 0.1), 20)
+    alone = jaxdp.epsilon_bounds(rest, 1e-6, relation="replace_one")
+    for fixed in (jaxdp.repeat(FIXED(jaxdp.Gaussian(20.0), 1e-3), 2), jaxdp.repeat(FIXED(jaxdp.Laplace(1.0), 0.1), 0)):
+        lower, upper = jaxdp.epsilon_bounds(jaxdp.compose(fixed, rest), 1e-6, relation="replace_one")
+        assert alone.lower * (1 - 1e-9) <= lower <= upper <= alone.upper * (1 + 1e-6)

@@ -275,7 +275,8 @@ class _Symmetric:
     """Fixed-size batches under replace_one: bounds of their symmetric pair.
 
     Where no data set attains it, lower bounds are those of the data set in which the two records contribute 1 and -1,
-    all others -1; its two orders have the pairs for remove and add (notebooks/proofs/sampled_replace.md, section 7).
+    all others -1; its two orders have the pairs for remove and add (notebooks/proofs/sampled_replace.md, section 7), or
+    those of the mechanisms without batches of fixed size alone.
     """
 
     verb: str
@@ -289,6 +290,9 @@ class _Symmetric:
         if not (asked.upper_only or np.all(attained)):
             orders = [getattr(contour_route(params, direction), self.verb) for direction in ("forward", "reverse")]
             found = intersect(self.verb, orders, params, target, asked)
+            rest = tuple((record, times) for record, times in params if not isinstance(record, FixedSizeSampled))
+            if rest:
+                found += intersect(self.verb, [getattr(contour_route(rest, "replace"), self.verb)], rest, target, asked)
             lower = np.maximum.reduce([lower, *(side for side, _ in found)])
         return Answer(np.fmin(lower, upper), upper, True)
 
