@@ -34,6 +34,7 @@ _LONG_OUTCOMES, _LONG_SHARE = 64, 1 / 128  # laws with more outcomes get one lon
 _TERMS_A_NODE = 10.0  # terms of a sum over counts that take as long as one node
 _NODES_OF_CLONES = 32768  # nodes that take as long as the longest sum over counts of a law with two outcomes
 _SLACK = 2e-13  # rounding of log delta and of its target
+_OF_LOG_DELTA = 3  # arguments of a long sum's log delta after the law: users, epsilon, nodes; a search has known bounds
 _TRACED_NODES = 1024  # leaves bounds of log delta 2e-3 apart for 100 users, 1e-4 for 10,000
 
 
@@ -168,8 +169,8 @@ def _patience_of_counts(made: Law, users: Any, *_: Any) -> int:
 
 
 def _alive_in_long_sum(made: Law, *rest: Any) -> int:
-    """`working_set` of a long sum: large if it has many terms, so that calls compute few padded points."""
-    short = np.max(rest[-1]) * made.first.shape[-1] <= 8192
+    """`working_set` of a long sum: large for many terms and for searches, so that calls compute few padded points."""
+    short = len(rest) == _OF_LOG_DELTA and np.max(rest[-1]) * made.first.shape[-1] <= 8192
     return 2048 if short and not long_arrays_pay() else 20_000
 
 
