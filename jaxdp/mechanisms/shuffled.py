@@ -159,7 +159,8 @@ class Shuffled(Mechanism):
 
     def renyi_divergence(self, order: Number) -> Number:
         """The largest over the laws of `upper_laws`; infinite for a positive local delta."""
-        found = xp.vmap(lambda law: divergence(law, self.num_users, order))(self.upper_laws())
+        users = xp.stop_gradient(self.num_users)
+        found = xp.vmap(lambda law: divergence(law, users, order))(self.upper_laws())
         return xp.where(self.infinity_mass() > 0, xp.inf, xp.max(found))
 
     def infinity_mass(self) -> Number:
