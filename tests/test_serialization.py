@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+from fractions import Fraction
 
 import jax
 import numpy as np
@@ -166,3 +167,8 @@ def test_a_name_that_stands_twice_is_refused():
         jaxdp.from_json(
             '{"jaxdp": 1, "mechanism": {"class": "Gaussian", "noise_multiplier": 2.0, "noise_multiplier": 200.0}}'
         )
+
+
+def test_a_fraction_is_written_as_the_number_that_verbs_compute_with():
+    kept = jaxdp.from_json(jaxdp.to_json(jaxdp.Gaussian(Fraction(1, 3))))
+    assert kept == jaxdp.Gaussian(1 / 3)

@@ -97,8 +97,8 @@ class NoisyProjectedSGD:
     contracts distances by kappa_t = max(|1 - eta_t rho|, |1 - eta_t beta|) and adds noise of std eta_t noise_std_t.
     The last iterate is mu-GDP with mu of the optimal shift allocation (jaxdp.NoisyIteration), or a smaller mu if radius
     bounds the distance of the two runs (constant settings only). Training rounds the step down to float32 and the noise
-    up; mu is at most a relative 2e-7 above, and never below, the optimal mu for the stated numbers. With a schedule,
-    which a program may round differently, the step is 1e-6 smaller and the noise 4e-6 larger than stated (relative).
+    up; mu is never below the optimal mu for the stated numbers, and without a radius at most a relative 2e-7 above.
+    With a schedule, which a program may round otherwise, the step is 1e-6 smaller and the noise 4e-6 larger (relative).
 
     Assumes: the transformation is used alone. Its input is the mean gradient of the batch (from `gradient`, or gathered
     from equal parts of the batch by optax.MultiSteps). Its output goes to optax.apply_updates. With momentum, Adam,
