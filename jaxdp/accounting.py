@@ -291,8 +291,7 @@ def _per_direction(mechanism: Mechanism, verb: str, value: Any, relation: Relati
                 result = traced_moment(kernel, direction)(stacks, flat)
         else:
             orders = np.broadcast_to(value, shape).reshape(size)
-            stacks = dominating(stacks, orders) if verb == "log_mgf" else stacks
-            result = kernel(stacks, orders, direction=direction)
+            result = kernel(dominating(stacks, orders) if verb == "log_mgf" else stacks, orders, direction=direction)
         results.append(_or_vacuous(result.reshape(shape), usable, np.inf))
     return functools.reduce(np.maximum if usable is True else jnp.maximum, results)[()]
 

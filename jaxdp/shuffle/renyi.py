@@ -27,7 +27,7 @@ _OUTER, _INNER = 192, 80  # nodes in log s; nodes on half a contour in t
 _TERMS = 120.0  # units of rounding charged for sums over all nodes
 _COARSE = 64  # cells of the grid on which the range of s is found
 _SMALL = 38.0  # the errors of truncation and aliasing are about e^-38 of the moment
-_TILT = 0.2, 3.5  # the order less t times the mean of A, at the centre of the contour, by order and its root
+_TILT = 0.2, 3.5  # t times the mean of A is order - min(0.2 order, 3.5 sqrt(order)) at the centre of a contour
 _STEP, _SHIFT = 0.26, 0.52  # of the inner sum: step times the root of the tilt; largest shift of the contour
 _SHIFTS = _SHIFT * np.array([1.0, 0.7, 0.5, 0.35, 0.25])  # shifts that are tried in the bound of aliasing
 _HALVINGS = 14  # of the bracket for the centre of a contour
@@ -89,7 +89,7 @@ def _moment(sums: _Sums, t: Any, s: Any) -> _Moment:
     reach = xp.stop_gradient(_modulus(t)[..., None] * sums.a + s[..., None] * sums.b)
     small = xp.max(reach, axis=-1) < 0.5
     # m - 1, for a report of the others, and the same for one report under Q. As E a = E b = 1, the first order of m - 1
-    # is `step`: without it nothing cancels where all y are small.
+    # is `step`. Where all y are small the rest of m - 1 is summed by itself, so that no digits cancel.
     excess = exp_excess(xp.where(top[..., None] < _LARGEST, y, 0.0))
     m, one = xp.sum(sums.mass * (excess + y), axis=-1), xp.sum(share * (excess + y), axis=-1)
     second_order = xp.where(small, xp.sum(sums.mass * excess, axis=-1), m - step)
