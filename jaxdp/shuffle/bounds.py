@@ -164,7 +164,8 @@ def _patience_of_counts(made: Law, users: Any, *_: Any) -> int:
     two = made.base.shape[1] == 2
     terms_a_step = counts.DEPTH if two else counts.LANES * counts.DEPTH_OF_LANES
     # time of compiling, and of a point besides its steps; both in units of NumPy's steps
-    compiling, beside = (24000.0, 2.0) if two and many(made) else (4000.0, 30.0)
+    alone, together = ((4000.0, 30.0), (24000.0, 2.0)) if two else ((6000.0, 15.0), (6000.0, 2.0))
+    compiling, beside = together if many(made) else alone
     return max(int(compiling / (beside + np.max(countable(made, users), initial=1.0) / terms_a_step)), 1)
 
 

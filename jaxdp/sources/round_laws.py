@@ -13,10 +13,10 @@ from jaxdp.shuffle import bounds, closed_form, rounds
 from jaxdp.shuffle.law import Law
 from jaxdp.sources.shuffling import LOWER_GAP, LOWER_NODES, batch_of_laws, lower_laws, upper_laws, worst
 
-# (gap asked for, most nodes of a sum) of the log deltas from which a round's finite pair is made: to place the grid,
-# and for the pair (whose own error is larger).
-_FIRST, _COMPOSED = (0.5, 128), (1e-3, 512)
-_WIDEST = 0.1  # largest gap of log delta that is asked for, at points of small weight
+# Gap asked for and most nodes of a sum, for the log deltas that place the grid of a round's finite pair.
+_FIRST_GAP, _FIRST_NODES = 0.1, 128
+# The same for the log deltas of the pair, whose own error is larger: the gap at points of full weight, and the largest.
+_LEAST_GAP, _LARGEST_GAP, _NODES = 1e-3, 0.1, 512
 
 
 def _flat(record: Shuffled) -> Any:
@@ -60,7 +60,10 @@ def grids_of(
     for flat, t in shuffled:
         tilts = np.zeros(flat.num_users.shape) if z is None else np.repeat(z, t.shape[1])
         first.append(rounds.by_rows(rounds.first_grid, _widest_law(flat), flat.num_users, tilts))
-    logs = [_log_profile(flat, x, _FIRST, rounds.EVERY, -800.0) for (flat, _), x in zip(shuffled, first, strict=True)]
+    # Delta is convex and the pairs take chords between points, so that a few long sums are enough.
+    gaps = np.full(rounds.POINTS, np.inf)
+    gaps[:: rounds.EVERY] = gaps[-1] = _FIRST_GAP
+    logs = [_log_profile(flat, x, gaps, _FIRST_NODES) for (flat, _), x in zip(shuffled, first, strict=True)]
     if z is None:
         rows = log_delta.shape[0]
         wide = [np.concatenate([x.reshape(rows, -1, rounds.POINTS) for x in xs], axis=1) for xs in (first, logs)]
@@ -90,46 +93,26 @@ def _chosen(laws: Law, score: np.ndarray) -> Law:
     return jax.tree_util.tree_map(lambda a: a[np.arange(best.size), best], laws)
 
 
-def _log_profile(
-    flat: Shuffled,
-    grid: np.ndarray,
-    close: tuple[float, int],
-    every: int = 1,
-    deepest: float = -np.inf,
-    weights: Any = 0.0,
-) -> np.ndarray:
+def _log_profile(flat: Shuffled, grid: np.ndarray, gaps: Any, most: int) -> np.ndarray:
     """Upper bounds of log delta on grids of epsilon, (rounds, points).
 
-    close: gap asked for and most nodes of a long sum. weights: log weights of the points, the largest 0; the gap grows
-    like sqrt(1/weight). every: only one of so many points gets a long sum, because delta is convex and the pairs take
-    chords between points. deepest: points to the right of a point with log delta below this get no long sum.
+    gaps: gap asked for at each point, inf for no long sum. most: most nodes of a long sum.
     """
-    (gap, most), size = close, grid.shape[1]
-    users = np.asarray(flat.num_users)
+    users, size = np.asarray(flat.num_users), grid.shape[1]
     if flat.chosen_bound() == "closed_form":
         eps0 = np.asarray(flat.max_loss())[:, None]
         with np.errstate(divide="ignore"):
             logs = np.log(closed_form.clones_closed_form_delta(eps0, users[:, None], grid))
         return rounds.by_rows(rounds.of_both_orders, grid, logs)
-    laws, n, epsilon = batch_of_laws(upper_laws, flat), np.repeat(users, size), grid.ravel()
-    laws = jax.tree_util.tree_map(lambda a: np.repeat(a, size, axis=0), laws)
-    lower, upper = worst("log_delta", laws, n, epsilon, gap, 0)
-    with np.errstate(invalid="ignore"):
-        wide = (upper > -np.inf) & ~(upper - lower <= gap)
-    # To the right of a point with so small a delta there is no mass that counts.
-    deep = np.minimum.accumulate(upper.reshape(grid.shape), axis=1).ravel() < deepest
-    place = np.arange(n.size)
-    long = np.flatnonzero(wide & ~deep & ((place % every == 0) | (place % size == size - 1)))
-    if long.size:
-        gaps = np.minimum(gap * np.exp(-0.5 * np.clip(weights, -80.0, 0.0)) + np.zeros(grid.shape), _WIDEST).ravel()
-        some, n, epsilon, gaps = jax.tree_util.tree_map(lambda a: a[long], (laws, n, epsilon, gaps))
-        upper[long] = np.fmin(upper[long], worst("log_delta", some, n, epsilon, gaps, most).upper)
-    return upper.reshape(grid.shape)
+    laws = jax.tree_util.tree_map(lambda a: np.repeat(a, size, axis=0), batch_of_laws(upper_laws, flat))
+    gaps = np.broadcast_to(gaps, grid.shape).ravel()
+    return worst("log_delta", laws, np.repeat(users, size), grid.ravel(), gaps, most).upper.reshape(grid.shape)
 
 
 def upper_law(flat: Shuffled, grid: np.ndarray, weights: np.ndarray, _: np.ndarray) -> Any:
     """(losses, log masses, mass at infinity) of a finite law for each row that dominates its round."""
-    logs = _log_profile(flat, grid, _COMPOSED, weights=weights)
+    gaps = np.minimum(_LEAST_GAP * np.exp(-0.5 * np.clip(weights, -80.0, 0.0)), _LARGEST_GAP)
+    logs = _log_profile(flat, grid, gaps, _NODES)
     largest = np.broadcast_to(np.asarray(flat.max_loss()), grid.shape[:1])
     losses, masses, infinity = rounds.by_rows(rounds.bounded_pair, grid, logs, largest)
     return losses, masses, np.where(leaks(flat, np), 1.0, infinity)
