@@ -684,6 +684,7 @@ def test_bounds_of_delta_that_are_wide_apart_still_bound_epsilon(steps, noise, g
     assert jaxdp.delta_bounds(allocation(steps, noise), upper, relation="remove").lower <= 1e-20
 
 
+@pytest.mark.slow
 def test_epochs_of_two_steps_with_much_noise_have_close_bounds():
     # Contours of the first effort are useless there, and no other effort was asked: the gap was 1.3e-2, and the upper
     # bound above that of Poisson sampling.

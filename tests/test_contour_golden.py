@@ -184,6 +184,7 @@ def test_the_table_of_cases_is_complete():
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_within_a_millionth_of_the_supremum_two_steps_are_enclosed():
     # The deltas agree with quadrature in mpmath over the first step of the closed-form delta of the second, as far as
     # the rounding of these epsilons to float64 lets them.

@@ -179,8 +179,8 @@ def test_where_nobody_is_sampled_delta_is_that_of_nothing(base, relation):
     [
         jaxdp.UnaryEncoding(750.0, 16),
         jaxdp.UnaryEncoding(2000.0, 16, optimized=False),
-        jaxdp.LocalLaplace(800.0),
-        jaxdp.LocalLaplace(2000.0),
+        pytest.param(jaxdp.LocalLaplace(800.0), marks=pytest.mark.slow),
+        pytest.param(jaxdp.LocalLaplace(2000.0), marks=pytest.mark.slow),
         jaxdp.SubsetSelection(1.0, 1e200),
     ],
 )

@@ -132,6 +132,7 @@ def test_no_lower_bound_is_claimed_of_what_only_dominates(relation):
     assert bounds.lower == 0 < bounds.upper < 10
 
 
+@pytest.mark.slow
 def test_two_steps_are_covered_by_the_composition_of_both():
     sigma, rate, most, others = 1.0, 0.4, 1, (1, -1)
     step = truncated_poisson(sigma, rate, 2, most)
