@@ -150,11 +150,11 @@ class Shuffled(Mechanism):
                 'Use bound "clones" or "stronger", or the named randomizer.'
             )
 
-    def upper_laws(self) -> Law:
+    def upper_laws(self, composed: bool = False) -> Law:
         """Laws of X for the upper bound; first axis: pairs of inputs. Bound "closed_form" gets the clones' law."""
         known = self.randomizer
         if isinstance(known, KnownRandomizer) and self.chosen_bound() == "blanket":
-            return known.upper_laws()
+            return known.composed_laws() if composed else known.upper_laws()
         return stacked(clones(self.max_loss(), self.clones()))
 
     def renyi_divergence(self, order: Number) -> Number:

@@ -32,6 +32,12 @@ def upper_laws(mechanism: Shuffled) -> Law:
 
 
 @kernel(working_set=512, by_numpy=2**16, at_once=512)
+def composed_laws(mechanism: Shuffled) -> Law:
+    """`Shuffled.upper_laws` of each row, for compositions."""
+    return mechanism.upper_laws(composed=True)
+
+
+@kernel(working_set=512, by_numpy=2**16, at_once=512)
 def lower_laws(mechanism: Shuffled) -> Law:
     """Laws of X for the lower bound; first axis: data sets."""
     randomizer = mechanism.randomizer
@@ -39,7 +45,7 @@ def lower_laws(mechanism: Shuffled) -> Law:
 
 
 def batch_of_laws(kernel: Kernel, mechanism: Shuffled) -> Law:
-    """`upper_laws` or `lower_laws` (kernel) of concrete rows; repeated laws of a `FiniteRandomizer` are removed."""
+    """The laws that the kernel returns for concrete rows; repeated laws of a `FiniteRandomizer` are removed."""
     laws = kernel(mechanism)
     return law.distinct(laws) if isinstance(mechanism.randomizer, FiniteRandomizer) else laws
 
