@@ -267,3 +267,35 @@ def test_noise_that_is_lost_beside_the_largest_is_not_rounded_up(last):
     exact = jaxdp.epsilon_bounds(jaxdp.Gaussian(last / 1e-24), 1e-6)
     found = jaxdp.epsilon_bounds(runs, 1e-6)
     assert found.lower <= exact.upper and exact.lower <= found.upper
+
+
+@jaxdp.record
+class TwoOutcomes(jaxdp.Mechanism):
+    """P = (p, 1 - p) against Q = (q, 1 - q), not symmetric, with its lattice and its Renyi divergence."""
+
+    p: jaxdp.typing.RealField
+    q: jaxdp.typing.RealField
+
+    def _losses(self):
+        return jnp.log(self.p / self.q), jnp.log((1 - self.p) / (1 - self.q))
+
+    def log_mgf(self, z):
+        first, second = self._losses()
+        return jnp.log(self.p * jnp.exp(z * first) + (1 - self.p) * jnp.exp(z * second))
+
+    def lattice(self):
+        first, second = self._losses()
+        return first, first - second
+
+    def renyi_divergence(self, order):
+        return self.log_mgf(order - 1) / (order - 1)
+
+
+@pytest.mark.parametrize("relation", ["remove", "add", "add_or_remove"])
+def test_optional_formulas_of_an_asymmetric_record_are_not_used_for_the_swapped_pair(relation):
+    own, listed = TwoOutcomes(0.7, 0.4), jaxdp.DiscretePair([0.7, 0.3], [0.4, 0.6])
+    lower, upper = jaxdp.delta_bounds(jaxdp.repeat(own, 30), 8.0, relation=relation)
+    exact_lower, exact_upper = jaxdp.delta_bounds(jaxdp.repeat(listed, 30), 8.0, relation=relation)
+    assert lower <= exact_upper and exact_lower <= upper <= exact_upper * (1 + 1e-6)
+    own, listed = TwoOutcomes(0.05, 0.7), jaxdp.DiscretePair([0.05, 0.95], [0.7, 0.3])
+    np.testing.assert_allclose(*(jaxdp.renyi(m, 10.0, relation=relation) for m in (own, listed)), rtol=1e-9)

@@ -47,7 +47,7 @@ def spectrum(stacks: tuple[Stack, ...], direction: str) -> Spectrum:
         infinity=_composed_mass([(at_infinity[0], times) for at_infinity, times in masses]),
         reverse_infinity=_composed_mass([(at_infinity[1], times) for at_infinity, times in masses]),
         top=sum(tops, xp.zeros(())),
-        lattice=_lattice(stacks),
+        lattice=_lattice(stacks, direction),
         log_modulus=_log_modulus([(r, t) for r, t in closed if r.offers("log_modulus")]),
         knows_top=all(r.offers(_name_of_top(r, direction)) for r, _ in closed),
     )
@@ -143,9 +143,10 @@ def on_lattice(stacks: tuple[Stack, ...]) -> bool:
     return len(stacks) == 1 and stacks[0][1].shape[-1] == 1 and stacks[0][0].offers("lattice")
 
 
-def _lattice(stacks: tuple[Stack, ...]) -> tuple[Array, Array] | None:
+def _lattice(stacks: tuple[Stack, ...], direction: str) -> tuple[Array, Array] | None:
     if not on_lattice(stacks):
         return None
     record, times = stacks[0]
     offset, spacing = xp.vmap(lambda r: r.lattice())(record)
-    return times[0] * offset[0], spacing[0]
+    sign = -1.0 if direction == "reverse" and not record.symmetric else 1.0  # the swapped pair has the losses -L
+    return sign * times[0] * offset[0], spacing[0]

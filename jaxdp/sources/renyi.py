@@ -50,6 +50,12 @@ def _with_tail(law: Any, order: Any, direction: str) -> Mechanism:
     return law if tail is None else _WithTail(law, tail)
 
 
+def _in_closed_form(mechanism: Mechanism, direction: str) -> bool:
+    """Whether ``renyi_divergence`` holds in this direction: it describes the pair of "remove", not the swapped pair."""
+    known = direction != "reverse" or mechanism.symmetric or isinstance(mechanism, RandomAllocation)
+    return known and mechanism.offers("renyi_divergence")
+
+
 def _blur(stacks: tuple[Stack, ...], *_: Any) -> float:
     """Absolute difference of K allowed between a program and NumPy; small losses make K the log of a number near 1."""
     return 1e-11 * sum(float(np.sum(times)) for _, times in stacks)
@@ -69,9 +75,9 @@ def renyi_kernel(stacks: tuple[Stack, ...], order: Any, *, direction: str) -> An
     """Certified upper bound of R_order, order > 1 (inf allowed), of one parameter point."""
     finite = xp.isfinite(order) & (order > 1)
     alpha = xp.where(finite, order, 2.0)
-    direct = [(r, t) for r, t in stacks if r.offers("renyi_divergence")]
+    direct = [(r, t) for r, t in stacks if _in_closed_form(r, direction)]
     c = xp.maximum(alpha - 1, _SMALLEST) + xp.asarray(_NUDGES)
-    others = tuple((_with_tail(r, 1 + c[-1], direction), t) for r, t in stacks if not r.offers("renyi_divergence"))
+    others = tuple((_with_tail(r, 1 + c[-1], direction), t) for r, t in stacks if not _in_closed_form(r, direction))
     total = xp.zeros(())
     for mechanism, times in direct:
         directed = {"direction": direction} if isinstance(mechanism, RandomAllocation) else {}
