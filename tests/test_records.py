@@ -293,9 +293,10 @@ class TwoOutcomes(jaxdp.Mechanism):
 
 @pytest.mark.parametrize("relation", ["remove", "add", "add_or_remove"])
 def test_optional_formulas_of_an_asymmetric_record_are_not_used_for_the_swapped_pair(relation):
-    own, listed = TwoOutcomes(0.7, 0.4), jaxdp.DiscretePair([0.7, 0.3], [0.4, 0.6])
-    lower, upper = jaxdp.delta_bounds(jaxdp.repeat(own, 30), 8.0, relation=relation)
-    exact_lower, exact_upper = jaxdp.delta_bounds(jaxdp.repeat(listed, 30), 8.0, relation=relation)
-    assert lower <= exact_upper and exact_lower <= upper <= exact_upper * (1 + 1e-6)
+    for p, q in ((0.7, 0.4), (0.2, 0.4)):  # the second has a lattice of negative spacing
+        own, listed = TwoOutcomes(p, q), jaxdp.DiscretePair([p, 1 - p], [q, 1 - q])
+        lower, upper = jaxdp.delta_bounds(jaxdp.repeat(own, 30), 8.0 * p, relation=relation)
+        exact_lower, exact_upper = jaxdp.delta_bounds(jaxdp.repeat(listed, 30), 8.0 * p, relation=relation)
+        assert lower <= exact_upper and exact_lower <= upper <= exact_upper * (1 + 1e-6)
     own, listed = TwoOutcomes(0.05, 0.7), jaxdp.DiscretePair([0.05, 0.95], [0.7, 0.3])
     np.testing.assert_allclose(*(jaxdp.renyi(m, 10.0, relation=relation) for m in (own, listed)), rtol=1e-9)

@@ -149,4 +149,4 @@ def _lattice(stacks: tuple[Stack, ...], direction: str) -> tuple[Array, Array] |
     record, times = stacks[0]
     offset, spacing = xp.vmap(lambda r: r.lattice())(record)
     sign = -1.0 if direction == "reverse" and not record.symmetric else 1.0  # the swapped pair has the losses -L
-    return sign * times[0] * offset[0], spacing[0]
+    return sign * times[0] * offset[0], xp.abs(spacing[0])  # a lattice with step -s is one with step s
