@@ -300,3 +300,23 @@ def test_optional_formulas_of_an_asymmetric_record_are_not_used_for_the_swapped_
         assert lower <= exact_upper and exact_lower <= upper <= exact_upper * (1 + 1e-6)
     own, listed = TwoOutcomes(0.05, 0.7), jaxdp.DiscretePair([0.05, 0.95], [0.7, 0.3])
     np.testing.assert_allclose(*(jaxdp.renyi(m, 10.0, relation=relation) for m in (own, listed)), rtol=1e-9)
+
+
+@jaxdp.record
+class WithoutItsTail(jaxdp.Mechanism):
+    """P = (.6, .399, .001), Q = (.4, .5, .1), whose finite pair leaves out the last outcome."""
+
+    unused: jaxdp.typing.RealField = 0.0
+
+    def finite_pair(self):
+        return jnp.log(jnp.array([0.6, 0.399, 0.001, 0.0])), jnp.log(jnp.array([0.4, 0.5, 0.0, 0.1]))
+
+    def tail_moment(self, order):
+        return order * np.log(0.001) + (1 - order) * np.log(0.1), np.log(0.01)
+
+
+def test_the_moment_of_the_tail_of_an_asymmetric_record_is_not_used_for_the_swapped_pair():
+    sampled = jaxdp.PoissonSampled(WithoutItsTail(), [1.0, 0.5])
+    p, q = np.array([0.6, 0.399, 0.001]), np.array([0.4, 0.5, 0.1])
+    exact = np.log(np.sum(q**8 * p**-7.0)) / 7
+    assert jaxdp.renyi(sampled, 8.0, relation="add")[0] >= exact

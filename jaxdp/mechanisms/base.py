@@ -179,7 +179,10 @@ class Mechanism:
         raise self._undefined("log_middle")
 
     def tail_moment(self, order: Number) -> tuple[Number, Number]:
-        """(log of a bound of sum p^order q^(1-order), least loss), over the outcomes left out of ``finite_pair``."""
+        """(log of a bound of sum p^order q^(1-order), least loss), over the outcomes left out of ``finite_pair``.
+
+        Used for symmetric records. The mass of these outcomes must be below 1e-307 under both laws.
+        """
         raise self._undefined("tail_moment")
 
     def offers(self, name: str) -> bool:

@@ -115,7 +115,7 @@ class Sampled(FiniteLaw):
 
     def log_tail(self, order: Number, direction: str) -> Number | None:
         """The bound of the forward pair; below a rate of 1 the swapped pair has no outcomes at infinity."""
-        if not self.mechanism.offers("tail_moment"):
+        if not (self.mechanism.offers("tail_moment") and self.mechanism.symmetric):
             return None
         rate = xp.asarray(self.sampling_probability)
         tail = sampled_laws.log_sampled_tail(*self.mechanism.tail_moment(order), order, rate)
