@@ -3,6 +3,7 @@
 import errno
 import functools
 import math
+import os
 import sys
 import threading
 import time
@@ -12,7 +13,6 @@ import jax
 import numpy as np
 import pytest
 import xarray
-import zarr
 from refusal import refused_in_one_line
 
 import jaxdp
@@ -193,20 +193,19 @@ def test_an_interrupted_sweep_goes_on_without_computing_a_chunk_twice(tmp_path):
 
 def test_a_full_disk_keeps_what_was_written_and_leaves_no_half_file(tmp_path, monkeypatch):
     path, axis = tmp_path / "grid.nc", np.arange(50.0)
-    real, written = zarr.Array.__setitem__, []
+    real, written = os.fsync, []
 
-    def set_item(array, place, values):
-        if str(array.store_path).endswith("value"):
-            if len(written) == 4:  # the first write fills the empty store, the others are three tiles
-                raise OSError(errno.ENOSPC, "No space left on device")
-            written.append(values)
-        real(array, place, values)
+    def fsync(file):
+        if len(written) == 4:  # the first file holds the fingerprint, the others are three tiles
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written.append(file)
+        real(file)
 
-    monkeypatch.setattr(zarr.Array, "__setitem__", set_item)
+    monkeypatch.setattr(os, "fsync", fsync)
     with pytest.raises(OSError, match="No space left"):
         sweep(Counted(), a=axis, batch_size=10, path=path)
     monkeypatch.undo()
-    assert sorted(p.name for p in (tmp_path / "grid.nc.parts").glob("0*.json")) == [f"{i:08d}.json" for i in range(3)]
+    assert sorted(p.name for p in (tmp_path / "grid.nc.parts").glob("0*")) == [f"{i:08d}.npz" for i in range(3)]
     assert not list((tmp_path / "grid.nc.parts").glob("*.draft"))
     again = Counted()
     sweep(again, a=axis, batch_size=10, path=path)

@@ -178,8 +178,8 @@ def test_a_killed_sweep_frees_its_path_for_the_next(tmp_path, monkeypatch, capsy
     (tmp_path / "job.py").write_text(JOB)
     command = [str(tmp_path / "job.py"), str(tmp_path / "grid.zarr"), str(tmp_path / "log")]
     job = subprocess.Popen([sys.executable, *command], env=ENVIRONMENT)
-    notes = tmp_path / "grid.zarr.parts"
-    while len(list(notes.glob("0*.json"))) < 3:
+    parts = tmp_path / "grid.zarr.parts"
+    while len(list(parts.glob("0*.npz"))) < 3:
         assert job.poll() is None
         time.sleep(0.02)
     job.kill()

@@ -22,7 +22,7 @@ from jaxdp.runtime.extras import require
 from jaxdp.runtime.fingerprint import fingerprint
 from jaxdp.sweep.grid import Grid
 from jaxdp.sweep.store import Folder, Memory, alone
-from jaxdp.sweep.work import Calls, Task, require_versions, versions
+from jaxdp.sweep.work import Task, require_versions, versions
 from jaxdp.typing import Array, Axis, Number
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def sweep(
 
 def _computed(
     fn: Callable[..., Any],
-    store: Memory | Folder,
+    store: Memory,
     grid: Grid,
     executor: Executor | None,
     devices: Sequence[jax.Device] | None,
@@ -129,27 +129,25 @@ def _computed(
     bar = require("tqdm", "sweep", "sweep").tqdm if progress else None
     done = grid.size - sum(map(grid.length, todo))
     task = Task(fn, grid, versions(), uuid.uuid4().hex)
-    calls: Calls = []
     with contextlib.ExitStack() as stack:
         workers = stack.enter_context(_workers(executor, devices))
         shown = stack.enter_context(bar(total=grid.size, initial=done, unit="point", unit_scale=True)) if bar else None
 
         def keep(tile: int, result: Any) -> None:
-            calls.extend(result[1])
             store.keep(tile, *result)
             if shown is not None:
                 shown.update(grid.length(tile))
 
         try:
             if grid.numeric and len(todo) > 2 and len(todo) == grid.tiles:
-                _each(task.probe, list(grid.probes()), lambda probe, result: calls.extend(result[1]), *workers)
+                _each(task.probe, list(grid.probes()), lambda *_: None, *workers)
             # The first tile runs alone: it compiles the programs that the others use.
             for tiles in (todo[:1], todo[1:]):
                 _each(task, tiles, keep, *workers)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(store.kept()) from None
     attributes = {"version": versions()["jaxdp"], "jax_version": jax.__version__, "accuracy": _ACCURACY}
-    return store.finish(attributes, calls)
+    return store.finish(attributes)
 
 
 def _each(

@@ -1,6 +1,7 @@
-"""Storage for the tiles of a sweep, in memory or on disk in a zarr store; names and units of the variables."""
+"""Storage for the tiles of a sweep, in memory and on disk; names and units of the variables."""
 
 import contextlib
+import io
 import json
 import os
 import pathlib
@@ -76,49 +77,54 @@ class Memory:
     def __init__(self, xarray: Any, grid: Grid) -> None:
         self._xarray, self._grid = xarray, grid
         self._arrays: dict[str, np.ndarray] = {}
+        self._calls: dict[int, list[dict[str, str]]] = {}
 
     def missing(self) -> list[int]:
-        """All tiles: none is computed yet."""
-        return list(range(self._grid.tiles))
+        """The tiles that are not computed yet."""
+        return [tile for tile in range(self._grid.tiles) if tile not in self._calls]
 
     def keep(self, tile: int, values: dict[str, np.ndarray], calls: list[dict[str, str]]) -> None:
-        """Store a tile. Its calls are not stored: `finish` is given all calls."""
-        if not self._arrays:
+        """Store a tile and the verb calls that computed it."""
+        if not self._calls:
             self._arrays = {name: np.empty(self._grid.shape) for name in values}
-        _same_names(self._arrays, values)
+        if set(self._arrays) != set(values):
+            found = f"{sorted(values)} beside {sorted(self._arrays)}"
+            raise ValueError(f"fn must return the same variables at every grid point, got {found}.")
         for name, array in values.items():
             self._arrays[name][self._grid.region(tile)] = array
+        self._calls[tile] = calls
 
-    def finish(self, attributes: dict[str, str], calls: list[dict[str, str]]) -> Any:
+    def finish(self, attributes: dict[str, str]) -> Any:
         """The labelled data set."""
-        made_by = provenance.summary(calls)
+        made_by = provenance.summary([call for _, calls in sorted(self._calls.items()) for call in calls])
+        axes = self._grid.axes
         data = {}
         for name, array in self._arrays.items():
-            final, attrs = variable(name, made_by.get("verb", ""), self._grid.axes)
-            data[final] = (tuple(self._grid.axes), array, attrs)
-        return self._xarray.Dataset(data, _coordinates(self._grid), attributes | made_by)
+            final, attrs = variable(name, made_by.get("verb", ""), axes)
+            data[final] = (tuple(axes), array, attrs)
+        coordinates = {
+            name: (name, values if isinstance(values, np.ndarray) else [str(v) for v in values], label(name))
+            for name, values in axes.items()
+        }
+        return self._xarray.Dataset(data, coordinates, attributes | made_by)
 
     def kept(self) -> str:
         """A sentence for the user who interrupts the sweep: what is kept."""
         return "Nothing is kept; give path= to go on from where a sweep was interrupted."
 
 
-class Folder:
-    """The tiles of one computation on disk, beside the final file; a tile counts only when it is written completely.
-
-    ``<path>.parts`` holds a zarr store with one chunk per tile, and a JSON note for every tile that is written.
-    """
+class Folder(Memory):
+    """The tiles of one computation, in memory and on disk: one file per tile in ``<path>.parts``."""
 
     def __init__(self, xarray: Any, grid: Grid, path: pathlib.Path, identity: str) -> None:
-        self._xarray, self._grid, self._path, self._identity = xarray, grid, path, identity
-        self._parts = parts(path)
-        self._store = self._parts / "store.zarr"
+        super().__init__(xarray, grid)
+        self._path, self._parts, self._identity = path, parts(path), identity
 
     def finished(self) -> Any:
-        """The complete data set of an earlier call. If there is none, prepare the folder of parts and return None."""
+        """The complete data set of an earlier call. If there is none, read the tiles on disk and return None."""
         if self._path.exists():
             try:
-                dataset = self._open(self._path)
+                dataset = self._open()
             except (OSError, ValueError) as error:
                 raise ValueError(
                     f"{self._path} is not a data set that a sweep wrote ({error}). Choose another path, or remove it."
@@ -129,14 +135,17 @@ class Folder:
         if manifest.exists():
             self._require_identity(json.loads(manifest.read_text()).get("fingerprint"), self._parts)
         else:
-            _write(manifest, json.dumps({"fingerprint": self._identity}))
+            _write(manifest, json.dumps({"fingerprint": self._identity}).encode())
+        for file in self._parts.glob(_TILES):
+            with np.load(file) as saved:
+                values = dict(zip(saved["names"].tolist(), saved["values"], strict=True))
+                super().keep(int(file.stem), values, json.loads(saved["calls"].item()))
         return None
 
-    def _open(self, path: pathlib.Path) -> Any:
-        if path.suffix == ".zarr":
-            return self._xarray.open_dataset(path, engine="zarr")
-        with self._xarray.open_dataset(path) as dataset:
-            return dataset.load()
+    def _open(self) -> Any:
+        if self._path.suffix == ".zarr":
+            return self._xarray.open_dataset(self._path, engine="zarr")
+        return self._xarray.load_dataset(self._path)
 
     def _require_identity(self, identity: Any, where: pathlib.Path) -> None:
         if identity != self._identity:
@@ -145,51 +154,25 @@ class Folder:
                 "Choose another path, or remove it to start again."
             )
 
-    def missing(self) -> list[int]:
-        """The tiles that no call has written."""
-        written = {int(note.stem) for note in self._parts.glob("[0-9]*.json")}
-        return [tile for tile in range(self._grid.tiles) if tile not in written]
-
     def keep(self, tile: int, values: dict[str, np.ndarray], calls: list[dict[str, str]]) -> None:
-        """Write a tile into its region of the store, then the note that it is complete."""
-        import zarr
+        """Store a tile in memory and on disk."""
+        super().keep(tile, values, calls)
+        file = io.BytesIO()
+        np.savez(file, names=list(values), values=list(values.values()), calls=json.dumps(calls))
+        _write(self._parts / f"{tile:08d}.npz", file.getvalue())
 
-        grid = self._grid
-        if not self._store.exists():
-            empty = tuple(grid.axes), np.broadcast_to(np.nan, grid.shape)
-            template = self._xarray.Dataset(dict.fromkeys(values, empty), _coordinates(grid))
-            draft = self._parts / "empty.zarr"
-            template.to_zarr(draft, mode="w", zarr_format=2, encoding={name: {"chunks": grid.steps} for name in values})
-            os.replace(draft, self._store)
-        group = zarr.open_group(self._store, mode="r", use_consolidated=False)
-        _same_names(set(group.array_keys()) - set(grid.axes), values)
-        for name, array in values.items():
-            zarr.open_array(self._store / name, mode="r+")[grid.region(tile)] = array
-        _write(self._parts / f"{tile:08d}.json", json.dumps(calls))
-
-    def finish(self, attributes: dict[str, str], calls: list[dict[str, str]]) -> Any:
-        """Name and label the variables, move the result to its path in one step, delete the parts."""
-        import zarr
-
-        notes = sorted(self._parts.glob("[0-9]*.json"))
-        made_by = provenance.summary([call for note in notes for call in json.loads(note.read_text())])
-        draft = self._store
-        # read the arrays on disk: the consolidated metadata are wrong after a rename, also one by an interrupted call
-        group = zarr.open_group(draft, mode="r+", use_consolidated=False)
-        for name in set(group.array_keys()) - set(self._grid.axes):
-            final, attrs = variable(name, made_by.get("verb", ""), self._grid.axes)
-            if final != name:
-                os.replace(draft / name, draft / final)
-            group[final].attrs.update(attrs)
-        group.attrs.update(attributes | made_by | {"fingerprint": self._identity})
-        zarr.consolidate_metadata(draft)
-        if self._path.suffix == ".nc":
-            with self._xarray.open_dataset(draft, engine="zarr") as dataset:
-                draft = self._parts / "store.nc"
-                dataset.drop_encoding().to_netcdf(draft)
+    def finish(self, attributes: dict[str, str]) -> Any:
+        """The labelled data set, written to its path in one step; the parts are deleted."""
+        dataset = super().finish(attributes | {"fingerprint": self._identity})
+        draft = self._parts / f"draft{self._path.suffix}"
+        if self._path.suffix == ".zarr":
+            chunks = {name: {"chunks": self._grid.steps} for name in dataset.data_vars}
+            dataset.to_zarr(draft, mode="w", zarr_format=2, encoding=chunks)
+        else:
+            dataset.to_netcdf(draft)
         os.replace(draft, self._path)
         shutil.rmtree(self._parts, ignore_errors=True)
-        return self._open(self._path)
+        return self._open()
 
     def kept(self) -> str:
         """A sentence for the user who interrupts the sweep: what is kept, and where."""
@@ -200,16 +183,12 @@ class Folder:
         )
 
 
+_TILES = "[0-9]*.npz"  # names of the files of finished tiles
+
+
 def parts(path: pathlib.Path) -> pathlib.Path:
     """The folder beside a result that holds the tiles of an unfinished sweep."""
     return path.with_name(path.name + ".parts")
-
-
-def _same_names(names: Any, values: dict[str, np.ndarray]) -> None:
-    if set(names) != set(values):
-        raise ValueError(
-            f"fn must return the same variables at every grid point, got {sorted(values)} beside {sorted(names)}."
-        )
 
 
 @contextlib.contextmanager
@@ -231,24 +210,17 @@ def alone(path: pathlib.Path, lock: Callable[[str], Any]) -> Iterator[None]:
     try:
         yield
     finally:
-        if not any(folder.glob("[0-9]*.json")):  # no finished tile: nothing to resume from
+        if not any(folder.glob(_TILES)):  # no finished tile: nothing to resume from
             shutil.rmtree(folder, ignore_errors=True)
         held.release()
 
 
-def _coordinates(grid: Grid) -> dict[str, Any]:
-    return {
-        name: (name, values if isinstance(values, np.ndarray) else [str(v) for v in values], label(name))
-        for name, values in grid.axes.items()
-    }
-
-
-def _write(path: pathlib.Path, text: str) -> None:
+def _write(path: pathlib.Path, content: bytes) -> None:
     """Write a file that appears complete or not at all."""
     draft = path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}.draft")
     try:
-        with open(draft, "w") as file:
-            file.write(text)
+        with open(draft, "wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)
