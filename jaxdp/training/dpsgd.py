@@ -13,7 +13,7 @@ import optax
 from jaxdp import validate
 from jaxdp.accounting import epsilon as certified_epsilon
 from jaxdp.calibration import calibrate
-from jaxdp.domains import NOISE, PROBABILITY
+from jaxdp.domains import NOISE, PROBABILITY, whole
 from jaxdp.mechanisms.allocation import RandomAllocation
 from jaxdp.mechanisms.base import Mechanism
 from jaxdp.mechanisms.basic import Gaussian
@@ -106,8 +106,8 @@ class DPSGD:
     def __post_init__(self):
         for name in _DOMAINS:
             self._checked(name, settings.CHECKED_STEPS)
-        settings.as_python_numbers(self, *_DOMAINS)
-        settings.as_counts(self, 1, "num_examples", "truncated_batch_size")
+        constant = {name: domain for name, domain in _DOMAINS.items() if not callable(getattr(self, name))}
+        settings.as_numbers(self, **constant, num_examples=whole(1), truncated_batch_size=whole(1))
         if self.sampling not in ("poisson", "truncated_poisson", "allocation"):
             raise ValueError(
                 f"sampling must be 'poisson', 'truncated_poisson' or 'allocation', got {self.sampling!r}. "

@@ -15,7 +15,7 @@ import optax
 from jaxdp import iteration, validate
 from jaxdp.accounting import epsilon as certified_epsilon
 from jaxdp.calibration import calibrate
-from jaxdp.domains import NONNEGATIVE, POSITIVE
+from jaxdp.domains import NONNEGATIVE, POSITIVE, whole
 from jaxdp.training import batches, noise, schedule, settings
 from jaxdp.training.settings import Setting
 from jaxdp.typing import Example, Loss, Params, Real, Step
@@ -46,11 +46,9 @@ class StronglyConvexLoss:
     generalized_linear: bool = False
 
     def __post_init__(self):
-        validate.one("lipschitz", self.lipschitz, POSITIVE)
-        validate.one("smoothness", self.smoothness, POSITIVE)
-        rho = np.float64(validate.one("strong_convexity", self.strong_convexity, NONNEGATIVE))
+        settings.as_numbers(self, lipschitz=POSITIVE, smoothness=POSITIVE, strong_convexity=NONNEGATIVE)
+        rho = np.float64(self.strong_convexity)
         validate.reject("strong_convexity", rho, rho > self.smoothness, f"at most smoothness = {self.smoothness}")
-        settings.as_python_numbers(self, "lipschitz", "smoothness", "strong_convexity")
 
     @classmethod
     def logistic_regression(cls, feature_norm: float, l2: float) -> StronglyConvexLoss:
@@ -140,21 +138,17 @@ class NoisyProjectedSGD:
     def __post_init__(self):
         if not isinstance(self.loss, StronglyConvexLoss):
             raise TypeError(f"loss must be a StronglyConvexLoss, got {type(self.loss).__name__}.")
-        settings.as_counts(self, 1, "batch_size", "num_examples")
-        settings.as_counts(self, 0, "data_steps")
+        settings.as_numbers(self, batch_size=whole(1), num_examples=whole(1), data_steps=whole(0))
         if self.batch_size > self.num_examples:
             raise ValueError(f"batch_size must be at most num_examples = {self.num_examples}, got {self.batch_size}.")
         validate.choice("order", self.order, ("cyclic", "reshuffled"))
         validate.choice("remainder", self.remainder, ("short", "drop"))
-        if self.radius is not None:
-            validate.one("radius", self.radius, POSITIVE)
-            if self.projection is not None:
-                raise ValueError("radius and projection exclude each other: give one of them.")
+        settings.as_numbers(self, radius=POSITIVE, rounding=NONNEGATIVE)
+        if self.radius is not None and self.projection is not None:
+            raise ValueError("radius and projection exclude each other: give one of them.")
         if self.projection is not None:
             validate.function("projection", self.projection, "the projected parameters")
         validate.choice("clip", self.clip, (False, True))
-        validate.one("rounding", self.rounding, NONNEGATIVE)
-        settings.as_python_numbers(self, "learning_rate", "noise_std", "radius", "rounding")
         if self.clip and not self.loss.generalized_linear:
             raise ValueError(
                 "clip must be False for this loss, got True: clipping per example makes the step expand unless the "
@@ -162,6 +156,8 @@ class NoisyProjectedSGD:
                 "or state generalized_linear=True on the loss."
             )
         self._steps(1 if self._is_constant() else settings.CHECKED_STEPS)
+        constant = [name for name in ("learning_rate", "noise_std") if not callable(getattr(self, name))]
+        settings.as_numbers(self, **dict.fromkeys(constant, POSITIVE))
 
     def _is_constant(self) -> bool:
         return not (callable(self.learning_rate) or callable(self.noise_std))

@@ -62,20 +62,15 @@ def _block(name: str, setting: Callable[[Any], Any], start: int) -> np.ndarray:
     return validate.real_array(name, found)
 
 
-def as_counts(record: Any, minimum: int, *names: str) -> None:
-    """Replace fields of a frozen record that are not None by ints; ValueError unless each is a whole number."""
-    for name in names:
-        value = getattr(record, name)
-        if value is not None:
-            object.__setattr__(record, name, validate.count(name, value, minimum))
+def as_numbers(record: Any, **domains: Domain) -> None:
+    """Replace fields of a frozen record that are not None by Python numbers; ValueError unless each is in its domain.
 
-
-def as_python_numbers(record: Any, *names: str) -> None:
-    """Replace NumPy and JAX scalars in fields of a frozen record by floats: their arithmetic may wrap or round."""
-    for name in names:
-        value = getattr(record, name)
-        if isinstance(value, (np.generic, np.ndarray, jax.Array)):
-            object.__setattr__(record, name, float(value))
+    NumPy and JAX scalars would wrap or round in arithmetic with Python numbers.
+    """
+    for name, domain in domains.items():
+        if getattr(record, name) is not None:
+            number = validate.one(name, getattr(record, name), domain)
+            object.__setattr__(record, name, int(number) if domain.whole else number)
 
 
 def at(setting: Setting, step: Any) -> Any:

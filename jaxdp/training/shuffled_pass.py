@@ -11,7 +11,7 @@ import optax
 
 from jaxdp import validate
 from jaxdp.accounting import epsilon as certified_epsilon
-from jaxdp.domains import NOISE, OPEN_UNIT
+from jaxdp.domains import NOISE, OPEN_UNIT, whole
 from jaxdp.mechanisms.base import Mechanism
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.shuffled import LocalRandomizer, Shuffled
@@ -51,11 +51,8 @@ class ShuffledSGD:
     local_delta: float = 1e-12
 
     def __post_init__(self):
-        validate.one("clip_norm", self.clip_norm, settings.CLIP_NORM)
-        validate.one("noise_multiplier", self.noise_multiplier, NOISE)
-        settings.as_counts(self, 1, "num_examples")
-        validate.one("local_delta", self.local_delta, OPEN_UNIT)
-        settings.as_python_numbers(self, "clip_norm", "noise_multiplier", "local_delta")
+        domains = {"clip_norm": settings.CLIP_NORM, "noise_multiplier": NOISE, "local_delta": OPEN_UNIT}
+        settings.as_numbers(self, **domains, num_examples=whole(1))
 
     def batch(self, step: Step, key: jax.Array) -> batches.Batch:
         """The one example of a step; empty after one pass. key: secret; it may equal the key of the noise."""
