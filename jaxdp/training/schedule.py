@@ -99,7 +99,7 @@ def cyclic_constant_mu(
     # in units of the last participation: noise of its step has variance 1, its shift length 1
     with np.errstate(over="ignore"):
         last_v = np.minimum(_geometric(rate, tail + 1), 1e300)  # less noise than there is: mu stays an upper bound
-    mu2 = _two_blocks(*_earlier_block(rate, period, earlier), 1.0, last_v)
+    mu2 = _two_blocks(*_earlier_block(rate, period, earlier), last_v)
     if np.isfinite(diameter):
         mu2 = np.minimum(mu2, _restarted_mu2(rate, period, earlier, last_v, diameter))
     return np.where(visits > 0, np.maximum(ratio * np.sqrt(mu2) * _SLACK, SMALLEST_MU), 0.0)
@@ -115,24 +115,22 @@ def _restarted_mu2(rate: float, period: int, earlier: np.ndarray, last_v: np.nda
     """Smallest mu^2 over restarts: at an earlier participation, the distance of the runs is set to the diameter.
 
     The first stretch after a restart is the steepest, so the earlier stretches are still one block. Every restart
-    gives a valid bound. The restarts tried are spaced geometrically, then more finely around the best.
+    gives a valid bound. The optimum is that of (d + e u)^2 / (v - w u^2), u = kappa^(period back), for a block that is
+    merged with the last stretch or for a block alone; the whole numbers next to both optima are tried.
     """
-    kappa = np.exp(-rate / 2)
-
-    def bound(back: np.ndarray) -> np.ndarray:
-        d, v = _earlier_block(rate, period, back)
-        d = d + diameter * kappa * np.exp(-rate * period / 2 * back)
-        value = np.where(back > 0, _two_blocks(d, v, 1.0, last_v), (1 + diameter * kappa) ** 2 / last_v)
-        return np.where(back < earlier, value, np.inf)
-
-    best_back = np.zeros_like(earlier)
-    best = bound(best_back)
-    for factors in (np.geomspace(1, 2**31, 64), np.linspace(0.7, 1.4, 32), np.linspace(0.98, 1.02, 32)):
-        centre = best_back if factors[0] < 1 else np.ones_like(best_back)
-        for factor in factors:
-            back = np.rint(centre * factor)
-            value = bound(back)
-            best_back, best = np.where(value < best, back, best_back), np.minimum(value, best)
+    reset = diameter * np.exp(-rate / 2)
+    positive = max(rate, 1e-11)  # for kappa = 1 the optimum is a limit
+    best = np.full(earlier.shape, np.inf)
+    with np.errstate(all="ignore"):
+        d, w = 1 / np.expm1(positive * period / 2), 1 / np.expm1(positive)
+        for distance, variance in ((d + 1, w + last_v), (d, w)):
+            u = np.clip((d - reset) / distance * (variance / w), 1e-300, 1.0)
+            optimum = -2 * np.log(u) / (positive * period)
+            for whole in (np.floor(optimum), np.ceil(optimum)):
+                back = np.clip(whole, 0, np.maximum(earlier - 1, 0))
+                moved, noise = _earlier_block(rate, period, back)
+                moved = moved + reset * np.exp(-rate * period / 2 * back)
+                best = np.fmin(best, _two_blocks(moved, noise, last_v))
     return best
 
 
@@ -141,13 +139,10 @@ def _geometric(rate: float, count: Any) -> Any:
     return np.expm1(rate * count) / np.expm1(rate) if rate else count
 
 
-def _two_blocks(d1: Any, v1: Any, d2: Any, v2: Any) -> Any:
-    """Sum over blocks of d^2 / v for two stretches, merged if d1 / v1 > d2 / v2; v1 = 0: only the second."""
-    alone = d2 * d2 / v2
-    safe = np.where(v1 > 0, v1, 1.0)
-    merged = (d1 + d2) ** 2 / (v1 + v2)
-    apart = d1 * d1 / safe + alone
-    return np.where(v1 > 0, np.where(d1 * v2 > d2 * safe, merged, apart), alone)
+def _two_blocks(d: Any, v: Any, last_v: Any) -> Any:
+    """Sum over blocks of d^2 / v for a stretch and the last one, whose d is 1; merged if d / v > 1 / last_v."""
+    apart = d * d / np.where(v > 0, v, 1.0) + 1 / last_v
+    return np.where(d * last_v > v, (d + 1) ** 2 / (v + last_v), apart)
 
 
 def mu_of_slots(schedule: Steps, period: int, data_steps: int) -> np.ndarray:
