@@ -45,28 +45,6 @@ def _patience(schedule, *_):
     return int(_STEPS_OF_COMPILING * max(0.1 * together, 1) / steps)
 
 
-LEAST_SHARE = 1e-307  # next to the smallest normal number: smaller quotients lose digits
-
-
-def _share(noise, unit):
-    """noise / unit, or 0 where the quotient would lose digits: less noise gives a larger mu^2."""
-    share = noise / unit
-    return xp.where(share > LEAST_SHARE, share, 0.0)
-
-
-def _unit(numbers):
-    """The largest number, or 1 if all are 0. The numbers are expressed in this unit before logarithms are taken."""
-    largest = xp.max(numbers)
-    return xp.where(largest > 0, largest, 1.0)
-
-
-def _log_share(distance, unit):
-    """log(distance / unit), rounded up where the quotient may underflow: no distance may become 0."""
-    share = distance / unit
-    lost = (distance > 0) & (share < LEAST_SHARE)
-    return xp.where(lost, xp.log(distance) - xp.log(unit) + 1e-12, xp.log(share))
-
-
 def _merge(first, second):
     """The union of two blocks (log m, log v, bare) in the same frame: distances add, variances add."""
     (log_m1, log_v1, bare1), (log_m2, log_v2, bare2) = first, second
@@ -130,50 +108,53 @@ def _is_valid(contraction, noise_std, shift):
     return xp.all(finite & (contraction >= 0) & (noise_std >= 0) & (shift >= 0))
 
 
-def _outward(log_mu2, positive, log_unit, largest, steps, valid):
+def _units(log_s2, log_d2):
+    """Logs of the largest variance and the largest squared distance, in which the others are expressed; 0 for none."""
+    return (xp.where(xp.isfinite(largest), largest, 0.0) for largest in (xp.max(log_s2), xp.max(log_d2)))
+
+
+def _outward(log_mu2, positive, s_unit, d_unit, largest, steps, valid):
     """mu^2 in the caller's units, rounded up; inf if a distance is never hidden by noise, or for invalid input."""
-    slack = 1.0 + 16 * ULP * (steps + 8.0) * (4.0 + largest) + 16 * ULP * xp.abs(log_unit)
+    slack = 1.0 + 16 * ULP * ((steps + 8.0) * (4.0 + largest) + xp.abs(s_unit) + xp.abs(d_unit))
     slack = slack + 16 * ULP * xp.where(log_mu2 > -xp.inf, xp.abs(log_mu2), 0.0)
-    value = xp.maximum(xp.exp(log_mu2 + log_unit), NEXT_TO_ZERO) * slack
+    value = xp.maximum(xp.exp(log_mu2 + (d_unit - s_unit)), NEXT_TO_ZERO) * slack
     value = xp.where(positive, value, 0.0)  # not mu2 > 0, because a positive optimum may have underflowed
     return xp.where((value < xp.inf) & valid, value, xp.inf)
 
 
-def _mu2_and_blocks(log_k, log_s2, log_d2, log_unit, valid):
-    """mu^2 of a schedule given by logarithms, and the final blocks. log_unit: log of (unit of d / unit of s)^2."""
-    stack, number, largest = _blocks(log_k, log_s2, log_d2)
+def _mu2_and_blocks(log_k, log_s2, log_d2, valid):
+    """mu^2 of a schedule given by (log kappa, log s^2, log d^2), rounded up, and the final blocks."""
+    s_unit, d_unit = _units(log_s2, log_d2)
+    stack, number, largest = _blocks(log_k, log_s2 - s_unit, log_d2 - d_unit)
     log_m = xp.where(xp.arange(stack.shape[0]) < number, stack[:, 0], -xp.inf)
     positive = log_m > -xp.inf
     # A logarithm, because the sum of m over the blocks may underflow or overflow. It is inf if a block has no noise.
     log_mu2 = xp.where(xp.any(positive & (stack[:, 4] > 0)), xp.inf, xp.logsumexp(log_m))
-    mu2 = _outward(log_mu2, xp.any(positive), log_unit, largest, log_k.shape[0], valid)
+    mu2 = _outward(log_mu2, xp.any(positive), s_unit, d_unit, largest, log_k.shape[0], valid)
     return mu2, (stack, number)
 
 
-def _logs(contraction, noise_std, shift, d_unit):
-    """(log kappa, log s^2, log d^2) in units of the largest s and of d_unit, and log of (unit of d / unit of s)^2.
+def _logs(contraction, noise_std, shift):
+    """(log kappa, log s^2, log d^2).
 
     kappa = 0 erases all earlier distances: they count as 0 and this kappa as 1. Other kappas below 1e-300 are raised to
     it, which can only raise mu.
     """
-    s_unit, erases = _unit(noise_std), contraction == 0
+    erases = contraction == 0
     erasing_from_here = xp.cumsum(xp.where(erases, 1.0, 0.0)[::-1], axis=0)[::-1]
     shift = xp.where(erasing_from_here > erases, 0.0, shift)  # a later step erases this one
     log_k = xp.log(xp.where(erases, 1.0, xp.maximum(contraction, NEXT_TO_ZERO)))
-    logs = log_k, 2 * xp.log(_share(noise_std, s_unit)), 2 * _log_share(shift, d_unit)
-    return logs, 2 * (xp.log(d_unit) - xp.log(s_unit))
+    return log_k, 2 * xp.log(noise_std), 2 * xp.log(shift)
 
 
 def _solve(contraction, noise_std, shift):
     """(mu^2 rounded up, the final blocks)."""
-    logs, log_unit = _logs(contraction, noise_std, shift, _unit(shift))
-    return _mu2_and_blocks(*logs, log_unit, _is_valid(contraction, noise_std, shift))
+    return _mu2_and_blocks(*_logs(contraction, noise_std, shift), _is_valid(contraction, noise_std, shift))
 
 
 def _cost(block, contraction, noise_std, shift):
     """mu^2 of given blocks: the sum of (sum D)^2 / (sum v). block: the number of each step's block, or 0 for none."""
     begins = xp.diff(block, prepend=0) > 0
-    s_unit, d_unit = xp.stop_gradient(_unit(noise_std)), xp.stop_gradient(_unit(shift))
 
     def step(carry, x):
         distance, variance, unit = carry
@@ -188,28 +169,24 @@ def _cost(block, contraction, noise_std, shift):
         return (distance / scale, variance / scale**2, unit / scale), cost
 
     zero = xp.zeros((), shift.dtype)
-    _, costs = xp.scan(step, (zero, zero, zero + 1), (begins, contraction, noise_std / s_unit, shift / d_unit))
-    return xp.sum(xp.where(xp.append(begins[1:], True) & (block > 0), costs, 0.0)) * (d_unit / s_unit) ** 2
+    _, costs = xp.scan(step, (zero, zero, zero + 1), (begins, contraction, noise_std, shift))
+    return xp.sum(xp.where(xp.append(begins[1:], True) & (block > 0), costs, 0.0))
 
 
 def allocation_excess(contraction, noise_std, shift, mu):
-    """Bound of the relative excess of mu, the root of `shift_allocation_mu2`.
+    """Bound of the relative excess of mu, the root of `shift_allocation_mu2`; inf if mu or a kappa was raised."""
 
-    inf if mu or a kappa was raised, or noise was dropped.
-    """
-
-    def abs_log(x, unit):
-        return xp.where(x > 0, xp.abs(xp.log(xp.where(x > 0, x, unit) / unit)), 0.0)
+    def abs_log(x):
+        return xp.where(x > 0, xp.abs(xp.log(xp.where(x > 0, x, 1.0))), 0.0)
 
     steps = shift.shape[-1]
     if steps == 0:
         return xp.zeros_like(mu)
-    s_unit, d_unit = _unit(noise_std), _unit(shift)
-    largest = math.log(steps + 1) + 2 * xp.sum(abs_log(contraction, 1.0)) + 2 * xp.max(abs_log(noise_std, s_unit))
-    units = xp.abs(xp.log(xp.where(mu > 0, mu, 1.0))) + 2 * xp.abs(xp.log(d_unit) - xp.log(s_unit))
+    s_unit, d_unit = (xp.where(xp.max(x) > 0, xp.max(x), 1.0) for x in (noise_std, shift))
+    largest = math.log(steps + 1) + 2 * xp.sum(abs_log(contraction)) + 2 * xp.max(abs_log(noise_std / s_unit))
+    units = abs_log(mu) + 2 * abs_log(d_unit) + 2 * abs_log(s_unit)
     excess = 32 * ULP * ((steps + 8) * (4 + largest) + units)
     exact = (mu > 1.01 * math.sqrt(NEXT_TO_ZERO)) & xp.all((contraction >= NEXT_TO_ZERO) | (contraction == 0))
-    exact = exact & ~xp.any((noise_std > 0) & (_share(noise_std, s_unit) == 0))
     return xp.where(exact, excess, xp.where(mu == 0, 0.0, xp.inf))
 
 
@@ -266,10 +243,7 @@ def participation_allocation(log_contraction, log_variance, log_shift2):
     """mu^2 of a schedule given by (log kappa, log s^2, log d^2), as `participation_steps` returns them; rounded up."""
     if log_shift2.shape[0] == 0:
         return xp.zeros((), log_shift2.dtype)
-    largest = xp.max(log_shift2), xp.max(log_variance)
-    unit, noise_unit = (xp.where(xp.isfinite(each), each, 0.0) for each in largest)
-    logs = log_contraction, log_variance - noise_unit, log_shift2 - unit
-    return _mu2_and_blocks(*logs, unit - noise_unit, xp.asarray(True))[0]
+    return _mu2_and_blocks(log_contraction, log_variance, log_shift2, xp.asarray(True))[0]
 
 
 def _follow(first, second):
@@ -324,22 +298,19 @@ def single_participation_mu2(contraction, noise_std, shift):
     if shift.shape[0] == 0:
         return shift
     valid = _is_valid(contraction, noise_std, shift)
-    unit = _unit(noise_std)
     # More noise counts as 1e300, and squares or quotients that lose digits as 0. Less noise gives a larger mu^2.
-    huge = 1e300
+    huge, least = 1e300, 1e-307
 
     def step(hidden, x):
         kappa, noise = x
-        here = xp.minimum(_share(noise**2, 1.0) + hidden, huge)
+        here = xp.minimum(xp.where(noise**2 > least, noise**2, 0.0) + hidden, huge)
         square = kappa**2
-        counts = square > LEAST_SHARE
-        before = xp.where(counts, _share(here, xp.where(counts, square, 1.0)), 0.0)
-        return xp.minimum(before, huge), here
+        before = xp.where(square > least, here / xp.where(square > least, square, 1.0), 0.0)
+        return xp.where(before > least, xp.minimum(before, huge), 0.0), here
 
-    _, noise = xp.scan(step, xp.zeros((), shift.dtype), (contraction, _share(noise_std, unit)), reverse=True)
-    moved = xp.where(shift > 0, xp.maximum(shift / unit, 1e-290), 0.0)
-    mu2 = (moved / xp.sqrt(noise)) ** 2 * (1.0 + 8 * ULP * (shift.shape[0] + 8.0))
-    mu2 = xp.where(moved > 0, xp.maximum(mu2, NEXT_TO_ZERO), 0.0)
+    _, noise = xp.scan(step, xp.zeros((), shift.dtype), (contraction, noise_std), reverse=True)
+    mu2 = (shift / xp.sqrt(noise)) ** 2 * (1.0 + 8 * ULP * (shift.shape[0] + 8.0))
+    mu2 = xp.where(shift > 0, xp.maximum(mu2, NEXT_TO_ZERO), 0.0)
     return xp.where(valid, mu2, xp.inf)
 
 
@@ -396,10 +367,11 @@ def restarted_mu2(contraction, noise_std, shift, diameter):
     if count == 0:
         return xp.zeros((), shift.dtype)
     valid = _is_valid(contraction, noise_std, shift) & (diameter >= 0)
-    d_unit = _unit(xp.append(shift, xp.where(xp.isfinite(diameter), diameter, 0.0)))
-    logs, log_unit = _logs(contraction, noise_std, shift, d_unit)
+    log_k, log_s2, log_d2 = _logs(contraction, noise_std, shift)
+    log_reset = xp.log(diameter)
+    s_unit, d_unit = _units(log_s2, xp.append(log_d2, 2 * log_reset))
     zero = xp.zeros((), shift.dtype)
     start = (xp.zeros((), xp.int32), xp.zeros((count, 5), shift.dtype), zero + xp.inf, zero - xp.inf, zero)
-    prepend = functools.partial(_prepend, _log_share(diameter, d_unit))
-    (_, _, best, plain, largest), _ = xp.scan(prepend, start, logs, reverse=True)
-    return _outward(xp.minimum(best, plain), xp.any(shift > 0), log_unit, largest, count, valid)
+    prepend = functools.partial(_prepend, log_reset - d_unit / 2)
+    (_, _, best, plain, largest), _ = xp.scan(prepend, start, (log_k, log_s2 - s_unit, log_d2 - d_unit), reverse=True)
+    return _outward(xp.minimum(best, plain), xp.any(shift > 0), s_unit, d_unit, largest, count, valid)
