@@ -2,7 +2,8 @@
 
 The arguments are the axes, then an xarray.Dataset such as `jaxdp.sweep` returns. Labels and units of the axes are read
 from the variables' ``long_name`` and ``units``. Several calls may draw on the same axes: a point of the grid keeps its
-colour, there is one legend, and a title that the axes have already stays.
+colour, there is one legend, and a title that the axes have already stays. Without matplotlib, importing this module is
+an ImportError that names the extra.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ["band", "curves", "heat_map"]
 
+cbook, colors, lines, patches, ticker = (
+    require(f"matplotlib.{name}", "plot", "plot") for name in ("cbook", "colors", "lines", "patches", "ticker")
+)
 _COLORS = 10
 _DASHES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 3)))
 
@@ -56,8 +60,7 @@ def curves(
     The title shows the values of dimensions of length 1, unless the axes have a title. Coordinates spaced by factors
     get a logarithmic axis, as do values that span more than a factor of 30. Infinite and NaN values are left out. A
     figure without a layout engine gets the constrained one, which keeps subplots and legends apart.
-    Returns ax. Raises ValueError for an unknown x, y or dash, or nothing finite to show, ImportError (naming the extra)
-    without matplotlib.
+    Returns ax. Raises ValueError for an unknown x, y or dash, or nothing finite to show.
 
     >>> from matplotlib.figure import Figure
     >>> data = jaxdp.sweep(lambda sigma: jaxdp.epsilon(jaxdp.Gaussian(sigma), 1e-6), sigma=[1.0, 2.0, 4.0])
@@ -68,7 +71,7 @@ def curves(
     dash = _dash_dimension(values, x) if dash is None else dash
     if dash is not None:
         validate.choice("dash", dash, tuple(d for d in dataset.dims if d != x))
-    key, given = _key(ax), _plain(style, _require("matplotlib.lines").Line2D)
+    key, given = _key(ax), cbook.normalize_kwargs(style, lines.Line2D)
     key.implied |= set() if label else {_title(dataset, name)}
     for choice, line in _lines(values, x):
         look = key.look(*_texts(dataset, choice, dash, label, _title(dataset, name)), given)
@@ -92,7 +95,7 @@ def band(
     """Shaded bands of the interval [lower, upper] against coordinate ``x``, one per point of the other dimensions.
 
     label, legend: as in `curves`. style: keywords of ``Axes.fill_between`` (``color``, ``alpha``, ``hatch``, ...).
-    Returns ax. Raises ValueError for an unknown x, lower or upper, ImportError (naming the extra) without matplotlib.
+    Returns ax. Raises ValueError for an unknown x, lower or upper.
 
     >>> from matplotlib.figure import Figure
     >>> data = jaxdp.sweep(lambda sigma: jaxdp.epsilon_bounds(jaxdp.Gaussian(sigma), 1e-6), sigma=[1.0, 2.0, 4.0])
@@ -100,7 +103,7 @@ def band(
     1
     """
     (_, low, _), (_, high, fixed) = _variable(dataset, lower, x), _variable(dataset, upper, x)
-    key, given = _key(ax), {"alpha": 0.3, "linewidth": 1.0} | _plain(style, _require("matplotlib.patches").Patch)
+    key, given = _key(ax), {"alpha": 0.3, "linewidth": 1.0} | cbook.normalize_kwargs(style, patches.Patch)
     key.implied |= set() if label else {"certified interval"}
     for (choice, top), (_, bottom) in zip(_lines(high, x), _lines(low, x), strict=True):
         look = key.look(*_texts(dataset, choice, None, label, "certified interval"), given, filled=True)
@@ -119,8 +122,7 @@ def heat_map(ax: Axes, dataset: Dataset, x: str, y: str, *, value: str | None = 
     The remaining dimensions must have length 1 (choose with ``dataset.sel``). The title shows their values and the
     chosen ones, unless the axes have a title. The colour scale is logarithmic; points that are not finite and above 0
     stay white.
-    Returns ax. Raises ValueError for unknown names, further dimensions, or nothing positive to show, ImportError
-    (naming the extra) without matplotlib.
+    Returns ax. Raises ValueError for unknown names, further dimensions, or nothing positive to show.
 
     >>> from matplotlib.figure import Figure
     >>> verb = lambda sigma, delta: jaxdp.epsilon(jaxdp.Gaussian(sigma), delta)
@@ -128,7 +130,7 @@ def heat_map(ax: Axes, dataset: Dataset, x: str, y: str, *, value: str | None = 
     >>> jaxdp.plot.heat_map(Figure().subplots(), data, "sigma", "delta", cmap="magma").get_ylabel()
     'delta'
     """
-    colors, ticker, key = _require("matplotlib.colors"), _require("matplotlib.ticker"), _key(ax)
+    key = _key(ax)
     name, values, fixed = _variable(dataset, value, x, y)
     left = [d for d in values.dims if d not in (x, y)]
     if left:
@@ -146,8 +148,8 @@ def heat_map(ax: Axes, dataset: Dataset, x: str, y: str, *, value: str | None = 
     if min(table.shape) > 1 and high > low * 1.5:
         round_numbers = ticker.LogLocator(subs=(1.0,) if high > 1e4 * low else (1.0, 2.0, 5.0), numticks=1000)
         levels = [v for v in round_numbers.tick_values(low, high) if 3 * low < v < high]
-        lines = ax.contour(table[x].values, table[y].values, shown, levels=levels, colors="white", linewidths=0.8)
-        ax.clabel(lines, fmt="{:g}".format, fontsize=7)
+        contours = ax.contour(table[x].values, table[y].values, shown, levels=levels, colors="white", linewidths=0.8)
+        ax.clabel(contours, fmt="{:g}".format, fontsize=7)
     _keep_apart(ax)
     bar = ax.figure.colorbar(mesh, ax=ax, label=_title(dataset, name))
     bar.ax.yaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
@@ -172,7 +174,6 @@ class _Key:
 
     def look(self, color: str, dash: str, given: dict[str, Any], *, filled: bool = False) -> dict[str, Any]:
         """Style of one line or band: the colour and dashes of its texts; the keywords ``given`` override them."""
-        lines, patches = _require("matplotlib.lines"), _require("matplotlib.patches")
         look = {"color": self.colors.setdefault(color, given.get("color", f"C{len(self.colors) % _COLORS}"))} | given
         if not filled:
             free = [d for d in _DASHES if d not in self.dashes.values()] or _DASHES
@@ -284,7 +285,6 @@ def _scale(ax: Axes, values: np.ndarray, which: str) -> None:
 def _few_ticks(axis: Axis, values: np.ndarray) -> None:
     """Sets ticks 1, 2, 5, 10, ... on a logarithmic axis of less than two decades, where matplotlib's labels overlap."""
     if values.max() < 100 * values.min():
-        ticker = _require("matplotlib.ticker")
         axis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
         axis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
         axis.set_minor_formatter(ticker.NullFormatter())
@@ -332,12 +332,3 @@ def _keep_apart(ax: Axes) -> None:
     whole = ax.figure.figure
     if whole.get_layout_engine() is None:
         whole.set_layout_engine("constrained")
-
-
-def _plain(style: dict[str, Any], artist: type) -> dict[str, Any]:
-    """The keywords with their full names: ``color`` for ``c``."""
-    return _require("matplotlib.cbook").normalize_kwargs(style, artist)
-
-
-def _require(name: str) -> Any:
-    return require(name, "plot", "plot")

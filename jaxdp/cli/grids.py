@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import jaxdp
-from jaxdp import plot, validate
+from jaxdp import validate
 from jaxdp.cli.mechanisms import add_command, axes_of, build, chosen, parsers
 from jaxdp.cli.text import check_ending, check_file, make_folder, parse_range, print_table
 from jaxdp.runtime.extras import require
@@ -146,7 +146,7 @@ def _curves(dataset: Any, x: str, lines: list[str]) -> Any:
     shown = str(next(iter(dataset.data_vars)))
     first = {d: [0] for d in dataset.dims if d not in (x, *lines)}
     figure = _figure(8.0)
-    plot.curves(figure.subplots(), dataset.isel(first), x, y=shown)
+    jaxdp.plot.curves(figure.subplots(), dataset.isel(first), x, y=shown)
     return figure
 
 
@@ -168,6 +168,6 @@ def _picture(dataset: Any) -> Any:
     for i, ax in enumerate(np.ravel(figure.subplots(1, count, squeeze=False))):
         panel = panels.isel(panel=i)
         names = ", ".join(str(panel[d].values) for d in static)
-        plot.heat_map(ax, panel.drop_vars(["panel", *static], errors="ignore"), x, y, value=shown)
+        jaxdp.plot.heat_map(ax, panel.drop_vars(["panel", *static], errors="ignore"), x, y, value=shown)
         ax.set_title(", ".join(filter(None, [names, ax.get_title()])), fontsize="medium")
     return figure
