@@ -7,9 +7,8 @@ The last iterate is mu-GDP, and mu^2 is the total cost. The cheapest allocation 
 are runs of steps with a common slope, and mu^2 is the sum over the blocks of (sum D)^2 / (sum v). D are the distances
 d_j and v the variances s_j^2 of the steps, both scaled by the later kappas to the end of the run.
 
-A block is stored as (log m, log v), expressed in the units at some step, its frame. m = D^2 / v does not depend on the
-frame, so a change of frame loses no digits, and log v stays in range where kappa^(2T) overflows. A block without noise
-has bare = 1 (otherwise 0), and v = 1 in the frame of its last step.
+A block is stored as (log D, log v), expressed in the units at some step, its frame: logarithms stay in range where
+kappa^(2T) overflows.
 """
 
 import functools
@@ -29,7 +28,7 @@ _AT_ONCE, _STEPS_OF_COMPILING = 256, 8000
 
 
 def _working_set(schedule, *_):
-    """A quarter of the 24 numbers per step that a point holds (three stacks of eight): few are used at a time."""
+    """A quarter of the 24 numbers per step that a point may hold (three stacks): few are used at a time."""
     return 6 * (schedule.shape[-1] + 1)
 
 
@@ -45,40 +44,41 @@ def _patience(schedule, *_):
     return int(_STEPS_OF_COMPILING * max(0.1 * together, 1) / steps)
 
 
-def _merge(first, second):
-    """The union of two blocks (log m, log v, bare) in the same frame: distances add, variances add."""
-    (log_m1, log_v1, bare1), (log_m2, log_v2, bare2) = first, second
-    log_d = xp.logaddexp((log_m1 + log_v1) / 2, (log_m2 + log_v2) / 2)
-    log_v = xp.where(bare1 > bare2, log_v2, xp.where(bare2 > bare1, log_v1, xp.logaddexp(log_v1, log_v2)))
-    return 2 * log_d - log_v, log_v, bare1 * bare2
+def _log_slope(log_d, log_v):
+    """log(D / v) of a block; inf for a distance without noise, -inf without a distance."""
+    return xp.where(log_d > -xp.inf, log_d - log_v, -xp.inf)
 
 
-def _log_slope(log_m, log_v, bare):
-    """2 log(D / v), where D / v is the slope of the block; inf for a distance without noise."""
-    return xp.where((bare > 0) & (log_m > -xp.inf), xp.inf, log_m - log_v)
+def _log_cost(log_d, log_v):
+    """log(D^2 / v) of a block; inf for a distance without noise, -inf without a distance."""
+    return xp.where(log_d > -xp.inf, 2 * log_d - log_v, -xp.inf)
+
+
+def _larger(largest, *logs):
+    """The largest of a number and of the absolute values of the finite logarithms."""
+    for each in logs:
+        largest = xp.maximum(largest, xp.where(xp.isfinite(each), xp.abs(each), 0.0))
+    return largest
 
 
 def _one_move(steps, carry, _):
     """One move: merge the two topmost blocks if their slopes decrease, otherwise add the next step as a block.
 
-    T steps need at most 2 T moves. A block is (log m, log v, log of the product of the kappas since it was pushed,
-    first step, bare). A block below the top is changed to the frame of the top only when the two are compared, so a
-    move takes constant time.
+    T steps need at most 2 T moves. A block is (log D, log v, log of the product of the kappas since it was pushed,
+    first step). A block below the top is changed to the frame of the top only when the two are compared, so a move
+    takes constant time.
     """
-    log_k, log_s2, log_d2 = steps
+    log_k, log_s2, log_d = steps
     index, depth, top, below, stack, largest = carry
-    log_v_below = below[1] + 2 * top[2]
-    merges = (depth > 0) & (_log_slope(below[0], log_v_below, below[4]) >= _log_slope(top[0], top[1], top[4]))
-    log_m, log_v, bare = _merge((below[0], log_v_below, below[4]), (top[0], top[1], top[4]))
-    merged = xp.stack([log_m, log_v, below[2] + top[2], below[3], bare])
+    below_d, below_v = below[0] + top[2], below[1] + 2 * top[2]
+    merges = (depth > 0) & (_log_slope(below_d, below_v) >= _log_slope(top[0], top[1]))
+    union = xp.logaddexp(below_d, top[0]), xp.logaddexp(below_v, top[1])
+    merged = xp.stack([*union, below[2] + top[2], below[3]])
 
     here = xp.minimum(index, log_k.shape[0] - 1)
     takes = ~merges & (index < log_k.shape[0])
-    kappa, noise, moved = log_k[here], log_s2[here], log_d2[here]
-    scaled = top + kappa * xp.array([0.0, 2.0, 1.0, 0.0, 0.0])
-    bare = noise == -xp.inf
-    noise = xp.where(bare, 0.0, noise)
-    fresh = xp.stack([moved - noise, noise, xp.zeros_like(noise), here.astype(noise.dtype), bare.astype(noise.dtype)])
+    scaled = top + log_k[here] * xp.array([1.0, 2.0, 1.0, 0.0])
+    fresh = xp.stack([log_d[here], log_s2[here], xp.zeros_like(log_k[here]), here.astype(log_k.dtype)])
 
     pushes = takes & (top[0] > -xp.inf)  # a top block without distance is the only block, and is dropped
     # Every move first writes (to a spare last row if nothing is pushed) and then reads the next block. In any other
@@ -87,18 +87,18 @@ def _one_move(steps, carry, _):
     stack = xp.set_at(stack, slot, scaled)
     new_top = xp.where(merges, merged, xp.where(takes, fresh, top))
     depth = xp.where(merges, depth - 1, depth + pushes)
-    largest = xp.maximum(largest, xp.abs(new_top[1]))
+    largest = _larger(largest, new_top[0], new_top[1])
     below = xp.lookup(stack, xp.maximum(depth - 1, 0))
     return (index + takes, depth, new_top, below, stack, largest), None
 
 
-def _blocks(log_k, log_s2, log_d2):
-    """The final blocks as rows (log m, log v, unused, first step, bare), their number, and the largest |log v| seen."""
+def _blocks(log_k, log_s2, log_d):
+    """The final blocks as rows (log D, log v, unused, first step), their number, and the largest |logarithm| seen."""
     count = log_k.shape[0]
-    top = xp.array([-xp.inf, 0.0, 0.0, 0.0, 0.0], log_k.dtype)
-    stack = xp.zeros((count + 1, 5), log_k.dtype)
+    top = xp.array([-xp.inf, 0.0, 0.0, 0.0], log_k.dtype)
+    stack = xp.zeros((count + 1, 4), log_k.dtype)
     start = (xp.zeros((), xp.int32), xp.zeros((), xp.int32), top, top, stack, xp.zeros((), log_k.dtype))
-    move = functools.partial(_one_move, (log_k, log_s2, log_d2))
+    move = functools.partial(_one_move, (log_k, log_s2, log_d))
     (_, depth, top, _, stack, largest), _ = xp.scan(move, start, None, length=2 * count)
     return xp.set_at(stack, depth, top), depth + 1, largest
 
@@ -125,12 +125,11 @@ def _outward(log_mu2, positive, s_unit, d_unit, largest, steps, valid):
 def _mu2_and_blocks(log_k, log_s2, log_d2, valid):
     """mu^2 of a schedule given by (log kappa, log s^2, log d^2), rounded up, and the final blocks."""
     s_unit, d_unit = _units(log_s2, log_d2)
-    stack, number, largest = _blocks(log_k, log_s2 - s_unit, log_d2 - d_unit)
-    log_m = xp.where(xp.arange(stack.shape[0]) < number, stack[:, 0], -xp.inf)
-    positive = log_m > -xp.inf
-    # A logarithm, because the sum of m over the blocks may underflow or overflow. It is inf if a block has no noise.
-    log_mu2 = xp.where(xp.any(positive & (stack[:, 4] > 0)), xp.inf, xp.logsumexp(log_m))
-    mu2 = _outward(log_mu2, xp.any(positive), s_unit, d_unit, largest, log_k.shape[0], valid)
+    stack, number, largest = _blocks(log_k, log_s2 - s_unit, (log_d2 - d_unit) / 2)
+    costs = xp.where(xp.arange(stack.shape[0]) < number, _log_cost(stack[:, 0], stack[:, 1]), -xp.inf)
+    # A logarithm, because the sum of the costs may underflow or overflow.
+    log_mu2 = xp.logsumexp(costs)
+    mu2 = _outward(log_mu2, log_mu2 > -xp.inf, s_unit, d_unit, largest, log_k.shape[0], valid)
     return mu2, (stack, number)
 
 
@@ -183,7 +182,8 @@ def allocation_excess(contraction, noise_std, shift, mu):
     if steps == 0:
         return xp.zeros_like(mu)
     s_unit, d_unit = (xp.where(xp.max(x) > 0, xp.max(x), 1.0) for x in (noise_std, shift))
-    largest = math.log(steps + 1) + 2 * xp.sum(abs_log(contraction)) + 2 * xp.max(abs_log(noise_std / s_unit))
+    apart = 2 * xp.max(abs_log(noise_std / s_unit)) + xp.max(abs_log(shift / d_unit))
+    largest = math.log(steps + 1) + 2 * xp.sum(abs_log(contraction)) + apart
     units = abs_log(mu) + 2 * abs_log(d_unit) + 2 * abs_log(s_unit)
     excess = 32 * ULP * ((steps + 8) * (4 + largest) + units)
     exact = (mu > 1.01 * math.sqrt(NEXT_TO_ZERO)) & xp.all((contraction >= NEXT_TO_ZERO) | (contraction == 0))
@@ -214,9 +214,10 @@ def shift_allocation_mu2(contraction, noise_std, shift):
     shift: (T,) distances d_j >= 0 between the two maps of step j.
 
     Returns the scalar mu^2 >= 0; inf if a distance is never hidden by noise, or if an entry is invalid. mu^2 exceeds
-    the exact optimum by at most 8 ulp (T + 8) (4 + max |log v|) relative, with v the block variances in units of the
-    largest s_j^2. A positive optimum below 1e-300 is reported as 1e-300. Traceable in float64, and differentiable once
-    in all arrays: the blocks are locally constant, so the derivative is that of the cost of fixed blocks.
+    the exact optimum by at most 8 ulp (T + 8) (4 + max |log D|, |log v|) relative, over all blocks that were merged, in
+    units of the largest d_j and s_j. A positive optimum below 1e-300 is reported as 1e-300. Traceable in float64, and
+    differentiable once in all arrays: the blocks are locally constant, so the derivative is that of the cost of fixed
+    blocks.
     Reference: notebooks/proofs/heterogeneous_gdp_iteration.md.
     """
     contraction, noise_std, shift = map(xp.asarray, (contraction, noise_std, shift))
@@ -317,42 +318,39 @@ def single_participation_mu2(contraction, noise_std, shift):
 def _absorb_to_the_right(block, depth, stack):
     """Merge a new first block with the blocks after it until the slopes increase.
 
-    block: (log m, log v, bare). The rows of the stack are (log m, log v, log of the scale since the row was pushed, log
-    of the sum of m over this and all later blocks, bare). Returns (merged block, number of blocks after it, log of the
-    scale from the next block's frame, log of the sum of m over all blocks).
+    block: (log D, log v). The rows of the stack are (log D, log v, log of the scale since the row was pushed, log of
+    the cost of this and all later blocks). Returns (merged block, number of blocks after it, log of the scale from the
+    next block's frame, log of the cost of all blocks).
     """
 
     def next_of(state):
         _, position, scale = state
         row = xp.lookup(stack, xp.maximum(position - 1, 0))
-        return (row[0], row[1] + 2 * scale, row[4]), row[2]
+        return (row[0] + scale, row[1] + 2 * scale), row[2]
 
     def violates(state):
         return (state[1] > 0) & (_log_slope(*state[0]) >= _log_slope(*next_of(state)[0]))
 
     def absorb(state):
         following, scale = next_of(state)
-        return xp.stack(_merge(state[0], following)), state[1] - 1, state[2] + scale
+        return xp.logaddexp(state[0], xp.stack(following)), state[1] - 1, state[2] + scale
 
     merged, depth, scale = xp.while_loop(violates, absorb, (block, depth, xp.zeros((), block.dtype)))
     rest = xp.where(depth > 0, stack[xp.maximum(depth - 1, 0), 3], -xp.inf)
-    infinite = (merged[2] > 0) & (merged[0] > -xp.inf)
-    return merged, depth, scale, xp.where(infinite, xp.inf, xp.logaddexp(merged[0], rest))
+    return merged, depth, scale, xp.logaddexp(_log_cost(*merged), rest)
 
 
 def _prepend(log_reset, carry, x):
     """Add a step before the later steps. Update log mu^2 without restarts (plain) and the smallest with one (best)."""
     depth, stack, best, _, largest = carry
-    log_k, noise, moved = x
-    bare = (noise == -xp.inf).astype(moved.dtype)
-    log_v = xp.where(bare > 0, 0.0, noise)
-    jump = 2 * xp.logaddexp(moved / 2, log_reset + log_k)
-    _, _, _, restarted = _absorb_to_the_right(xp.stack([jump - log_v, log_v, bare]), depth, stack)
-    merged, lower, scale, plain = _absorb_to_the_right(xp.stack([moved - log_v, log_v, bare]), depth, stack)
+    log_k, log_v, log_d = x
+    jump = xp.logaddexp(log_d, log_reset + log_k)
+    _, _, _, restarted = _absorb_to_the_right(xp.stack([jump, log_v]), depth, stack)
+    merged, lower, scale, plain = _absorb_to_the_right(xp.stack([log_d, log_v]), depth, stack)
     # Change to the frame of the step before this one: all later distances are divided by kappa.
-    row = xp.stack([merged[0], merged[1] - 2 * log_k, scale - log_k, plain, merged[2]])
-    largest = xp.maximum(largest, xp.abs(row[1]))
-    return (lower + 1, xp.set_at(stack, lower, row), xp.minimum(best, restarted), plain, largest), None
+    row = xp.stack([merged[0] - log_k, merged[1] - 2 * log_k, scale - log_k, plain])
+    stack = xp.set_at(stack, lower, row)
+    return (lower + 1, stack, xp.minimum(best, restarted), plain, _larger(largest, row[0], row[1])), None
 
 
 @kernel(working_set=_working_set, by_numpy=_patience_alone)
@@ -371,7 +369,8 @@ def restarted_mu2(contraction, noise_std, shift, diameter):
     log_reset = xp.log(diameter)
     s_unit, d_unit = _units(log_s2, xp.append(log_d2, 2 * log_reset))
     zero = xp.zeros((), shift.dtype)
-    start = (xp.zeros((), xp.int32), xp.zeros((count, 5), shift.dtype), zero + xp.inf, zero - xp.inf, zero)
+    start = (xp.zeros((), xp.int32), xp.zeros((count, 4), shift.dtype), zero + xp.inf, zero - xp.inf, zero)
     prepend = functools.partial(_prepend, log_reset - d_unit / 2)
-    (_, _, best, plain, largest), _ = xp.scan(prepend, start, (log_k, log_s2 - s_unit, log_d2 - d_unit), reverse=True)
+    steps = log_k, log_s2 - s_unit, (log_d2 - d_unit) / 2
+    (_, _, best, plain, largest), _ = xp.scan(prepend, start, steps, reverse=True)
     return _outward(xp.minimum(best, plain), xp.any(shift > 0), s_unit, d_unit, largest, count, valid)
