@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 import itertools
 import os
 import pathlib
@@ -11,7 +12,7 @@ import pickle
 import queue
 import re
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import jax
@@ -130,7 +131,7 @@ def _computed(
     done = grid.size - sum(map(grid.length, todo))
     task = Task(fn, grid, versions(), uuid.uuid4().hex)
     with contextlib.ExitStack() as stack:
-        workers = stack.enter_context(_workers(executor, devices))
+        workers = _workers(executor, devices, stack)
         shown = stack.enter_context(bar(total=grid.size, initial=done, unit="point", unit_scale=True)) if bar else None
 
         def keep(tile: int, result: Any) -> None:
@@ -146,6 +147,13 @@ def _computed(
                 _each(task, tiles, keep, *workers)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(store.kept()) from None
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            if executor is None or not re.search("pickle|local object", str(error)):
+                raise
+            raise TypeError(
+                "fn cannot be sent to the executor's workers: define it at the top level of a module, or use an "
+                f"executor that sends any function, such as dask's. ({error})"
+            ) from error
     attributes = {"version": versions()["jaxdp"], "jax_version": jax.__version__, "accuracy": _ACCURACY}
     return store.finish(attributes)
 
@@ -171,20 +179,22 @@ def _each(
         raise
 
 
-@contextlib.contextmanager
-def _workers(executor: Executor | None, devices: Sequence[jax.Device] | None) -> Iterator[tuple[_Submit, int]]:
+def _workers(
+    executor: Executor | None, devices: Sequence[jax.Device] | None, stack: contextlib.ExitStack
+) -> tuple[_Submit, int]:
     """(submit, number of calls that may be unfinished): on the executor, a thread per device, or this thread."""
     if executor is not None:
-        with _on_executor(executor) as submit:
-            yield submit, _WAITING
-    elif devices:
+        ask_all = getattr(getattr(executor, "_client", None), "run", None)
+        if ask_all is not None:  # dask: the releases on all workers are checked before any work
+            ask_all(require_versions, versions())
+        return functools.partial(_on_executor, executor), _WAITING
+    if devices:
         free: queue.SimpleQueue[jax.Device] = queue.SimpleQueue()
         for device in devices:
             free.put(device)
-        with concurrent.futures.ThreadPoolExecutor(len(devices)) as threads:
-            yield lambda fn, argument: threads.submit(_on_free_device, free, fn, argument), len(devices)
-    else:
-        yield _now, 1
+        threads = stack.enter_context(concurrent.futures.ThreadPoolExecutor(len(devices)))
+        return lambda fn, argument: threads.submit(_on_free_device, free, fn, argument), len(devices)
+    return _now, 1
 
 
 def _now(fn: Callable[[Any], Any], argument: Any) -> concurrent.futures.Future[Any]:
@@ -202,25 +212,8 @@ def _on_free_device(free: queue.SimpleQueue[jax.Device], fn: Callable[[Any], Any
         free.put(device)
 
 
-@contextlib.contextmanager
-def _on_executor(executor: Executor) -> Iterator[_Submit]:
-    """A submit function for an executor, which stays open; an error says why a call cannot be sent to a worker."""
-    ask_all = getattr(getattr(executor, "_client", None), "run", None)
-    if ask_all is not None:  # dask: the releases on all workers are checked before any work
-        ask_all(require_versions, versions())
-
-    def submit(fn: Callable[[Any], Any], argument: Any) -> concurrent.futures.Future[Any]:
-        future = executor.submit(fn, argument)
-        if not isinstance(future, concurrent.futures.Future):
-            raise TypeError(_NOT_AN_EXECUTOR.format(type(executor).__name__))
-        return future
-
-    try:
-        yield submit
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        if not re.search("pickle|local object", str(error)):
-            raise
-        raise TypeError(
-            "fn cannot be sent to the executor's workers: define it at the top level of a module, or use an "
-            f"executor that sends any function, such as dask's. ({error})"
-        ) from error
+def _on_executor(executor: Executor, fn: Callable[[Any], Any], argument: Any) -> concurrent.futures.Future[Any]:
+    future = executor.submit(fn, argument)
+    if not isinstance(future, concurrent.futures.Future):
+        raise TypeError(_NOT_AN_EXECUTOR.format(type(executor).__name__))
+    return future
