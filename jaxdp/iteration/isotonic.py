@@ -153,23 +153,14 @@ def _solve(contraction, noise_std, shift):
 
 def _cost(block, contraction, noise_std, shift):
     """mu^2 of given blocks: the sum of (sum D)^2 / (sum v). block: the number of each step's block, or 0 for none."""
-    begins = xp.diff(block, prepend=0) > 0
-
-    def step(carry, x):
-        distance, variance, unit = carry
-        first, kappa, noise, moved = x
-        kept, unit = xp.where(first, 0.0, kappa), xp.where(first, 1.0, unit)
-        distance, variance = kept * distance + unit * moved, kept**2 * variance + (unit * noise) ** 2
-        noisy = variance > 0
-        cost = xp.where(noisy, distance**2 / xp.where(noisy, variance, 1.0), 0.0)
-        # Rescaling does not change the cost. It keeps the distance and the variance in the range of doubles.
-        scale = xp.stop_gradient(xp.maximum(distance, xp.sqrt(variance)))
-        scale = xp.where(scale > 0, scale, 1.0)
-        return (distance / scale, variance / scale**2, unit / scale), cost
-
-    zero = xp.zeros((), shift.dtype)
-    _, costs = xp.scan(step, (zero, zero, zero + 1), (begins, contraction, noise_std, shift))
-    return xp.sum(xp.where(xp.append(begins[1:], True) & (block > 0), costs, 0.0))
+    # The cost of a block does not depend on its frame: take the one in which its largest scale is 1.
+    log_k = xp.cumsum(xp.log(xp.where(contraction > 0, contraction, 1.0)), axis=0)
+    frame = jax.ops.segment_min(xp.stop_gradient(log_k), block, block.size + 1)[block]
+    scale = xp.exp(frame - log_k)
+    parts = scale * shift, (scale * noise_std) ** 2
+    distance, variance = (jax.ops.segment_sum(part, block, block.size + 1)[1:] for part in parts)
+    noisy = variance > 0
+    return xp.sum(xp.where(noisy, distance**2 / xp.where(noisy, variance, 1.0), 0.0))
 
 
 def allocation_excess(contraction, noise_std, shift, mu):
