@@ -58,7 +58,7 @@ def record(cls: T) -> T:
     Gaussian(noise_multiplier=4.0)
     """
     record_class: Any = cls
-    if "__post_init__" not in cls.__dict__:
+    if not hasattr(cls, "__post_init__"):
         record_class.__post_init__ = lists_to_arrays
     record_class = dataclasses.dataclass(frozen=True, eq=False, repr=False)(record_class)
     fields = dataclasses.fields(record_class)

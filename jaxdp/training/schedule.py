@@ -16,8 +16,8 @@ from jaxdp.domains import NONNEGATIVE_OR_INFINITE, SMALLEST_MU, field
 from jaxdp.iteration.isotonic import participation_allocation, participation_steps
 from jaxdp.mechanisms.base import record
 from jaxdp.mechanisms.basic import NoisyIteration
-from jaxdp.mechanisms.gaussian import GaussianMechanism
-from jaxdp.typing import Number, RealField, Relation
+from jaxdp.mechanisms.gaussian import OfMu
+from jaxdp.typing import RealField, Relation
 
 # Relative margin on mu: the closed form has a few dozen roundings, with exponents below 700, each at most 1e-13.
 _SLACK = 1 + 1e-12
@@ -26,7 +26,7 @@ _LOG_SMALLEST_CONTRACTION = -70.0
 
 
 @record
-class IteratedRelease(GaussianMechanism):
+class IteratedRelease(OfMu):
     """Last iterate of a private training run, as a mu-Gaussian-DP mechanism. Made by `NoisyProjectedSGD.after`.
 
     mu: upper bound of the mu of the optimal shift allocation, >= 0, any shape (one entry per example).
@@ -47,10 +47,6 @@ class IteratedRelease(GaussianMechanism):
     relations: ClassVar[tuple[Relation, ...]] = ("replace_one",)
     fixed_order: ClassVar[bool] = True
 
-    def gaussian_mu(self) -> Number:
-        """The field ``mu``."""
-        return self.mu
-
 
 @record
 class CyclicIteration(NoisyIteration):
@@ -69,9 +65,6 @@ class CyclicIteration(NoisyIteration):
 
     relations: ClassVar[tuple[Relation, ...]] = ("replace_one",)
     fixed_order: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        NoisyIteration.__post_init__(self)
 
 
 class Steps(NamedTuple):
