@@ -108,22 +108,6 @@ def _weighted(w_re: jax.Array, w_im: jax.Array, x: jax.Array, y: jax.Array) -> t
     return sum_in_blocks(w_re * x - w_im * y), sum_in_blocks(w_re * y + w_im * x)
 
 
-def _angle_sums(line: Any, step: jax.Array, count: int) -> jax.Array:
-    """Upper bounds of the sums of `_per_loss` times min(t |L|, 2) at t = step (0..count-1): shape (3, count).
-
-    The sums increase with t, so each node uses the sum at a larger t = step 2^i.
-    """
-    places = 2.0 ** np.arange(count.bit_length())
-    reached = xp.minimum(step * places[:, None] * xp.abs(line.loss), 2.0)
-    sums = xp.exact_matmul(_per_loss(line), reached.T)
-    return xp.max(xp.where(places / 2 < xp.arange(count)[:, None], sums[:, None], 0.0), axis=-1)
-
-
-def _per_loss(line: Any) -> jax.Array:
-    """(3, size): the two rows of ``drift``, and |weight| |loss|."""
-    return xp.concatenate([line.drift, (xp.abs(line.weight) * xp.abs(line.loss))[None]])
-
-
 def ratio_error(
     line: Any, re: jax.Array, im: jax.Array, step: jax.Array, shifted: bool = True
 ) -> tuple[jax.Array, jax.Array]:
@@ -134,11 +118,15 @@ def ratio_error(
     accurate (`_GOOD`), or ``shifted`` is false, the shift is 0.
     Proof: notebooks/proofs/contour_certificate.md, section 5.
     """
-    count, size, t = re.shape[0], line.loss.shape[0], step * xp.arange(re.shape[0])
-    weights, losses, mean_modulus = xp.sum(_per_loss(line), axis=-1)
+    size, t = line.loss.shape[0], step * xp.arange(re.shape[0])
+    modulus = xp.abs(line.loss)
+    per_loss = xp.concatenate([line.drift, (xp.abs(line.weight) * modulus)[None]])
+    sums, sums_with_loss = xp.sum(per_loss, axis=-1), xp.sum(per_loss * modulus, axis=-1)
+    weights, losses, mean_modulus = sums
     mean_units = 1.5 * (sum(blocks_of(size)) + 4) + 4
     units = _TABLE_UNITS + 0.75 * (size + 4) + 1.5 * (sum(blocks_of(size)) + 4)
-    by_weight, by_loss, by_table = _angle_sums(line, step, count)
+    # bounds of the sums of per_loss times min(t |L|, 2), which bounds |e^{itL} - 1|
+    by_weight, by_loss, by_table = xp.minimum(t * sums_with_loss[:, None], 2 * sums[:, None])
     rounded = ULP * (units * t * by_table + 32 * (xp.abs(re) + xp.abs(im))) + line.rule
     off_mean = ULP * mean_units * mean_modulus
     mass = xp.sum(xp.abs(line.weight))
