@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxdp.allocation import jumps, law, tail
 from jaxdp.allocation.law import Law, Step
-from jaxdp.allocation.plan import MOST, NATS, Plan, least_nodes, log_ways, plan
+from jaxdp.allocation.plan import MOST, NATS, Plan, log_ways, plan
 from jaxdp.domains import NEXT_TO_ZERO
 from jaxdp.numerics.roots import bisect
 from jaxdp.numerics.rounding import ULP
@@ -330,7 +330,8 @@ def prepare(step: Step, effort: Effort) -> Contour:
 
     def add(k: Any, parts: _Part) -> _Part:
         log_moment = log_ways(still.steps)[k] + (still.steps - k) * made.low + xp.where(k > 0, k * made.high, 0.0)
-        part = contour_of(step, made, k, least_nodes(still.steps, made.tilts, log_moment)[0], effort)
+        saddle = made.tilts[xp.argmin(log_moment - 2 * xp.log(made.tilts))]
+        part = contour_of(step, made, k, saddle, effort)
         return _Part(*(xp.set_at(all_of, k, x) for all_of, x in zip(parts, part, strict=True)))
 
     parts = xp.fori_loop(0, made.count, add, empty)

@@ -17,7 +17,6 @@ NATS = 20.0  # nats by which the integrand falls up to the last node
 _REST, _MANY = math.log(1e-8), 3e4
 _GRID = 256  # points of the grid in x
 _TILTS = 96  # points of the grid in c
-_PAYS = 1.3  # if large steps multiply the nodes by more, each number of large steps gets a contour of its own
 MOST = 4  # largest number of contours
 _LOOKS = 4  # estimates of delta; each lowers the top for the next one
 _ROOM = 8  # smallest number of grid points between split and top
@@ -40,26 +39,6 @@ class Plan(NamedTuple):
     low: Any
     high: Any
     rest_tilt: Any
-
-
-def least_nodes(steps: Any, c: Any, log_moment: Any) -> tuple[Any, Any]:
-    """(tilt c that needs the fewest nodes, a quantity proportional to their number).
-
-    Few nodes need little cancellation and a short period. log_moment: K on the grid c. Alias terms are bounded by
-    Chernoff's inequality at every other tilt of the grid.
-    """
-    height = log_moment - 2 * xp.log(c)
-    goal = xp.min(height) - 1
-    distance = c[:, None] - c[None, :]
-    needed = log_moment - 1 - xp.log(c) - (goal + xp.log(c[xp.argmin(height)])) + NATS
-    period = needed[:, None] / xp.where(distance == 0, 1.0, xp.abs(distance))
-    right = xp.min(xp.where(distance > 0, period, xp.inf), axis=0)
-    left = xp.min(xp.where(distance < 0, period, xp.inf), axis=0)
-    loss = height - goal
-    nodes = xp.maximum(right, left) * xp.sqrt(NATS + loss)
-    allowed = (loss <= 1.2 + xp.maximum(0.0, xp.log(1e6 / steps))) & (c <= c[xp.argmin(height)]) & (nodes > 0)
-    nodes = xp.where(allowed, nodes, xp.inf)
-    return c[xp.argmin(nodes)], xp.min(nodes)
 
 
 def log_ways(steps: Any) -> Any:
@@ -113,11 +92,8 @@ def plan(step: Step) -> Plan:
     count = 2 + xp.argmax(xp.any(enough[:, :-_ROOM], axis=1))
     place = xp.argmax(enough[count - 2])
     low, high = law.log_sum(xp.where(np.arange(_GRID) < place, exponent, -xp.inf)), above[:, place]
-    # One contour is enough if large steps change neither its number of nodes nor the Chernoff bound much.
-    (_, nodes_of_all), (_, nodes_of_small) = (least_nodes(steps, c, steps * log_m) for log_m in (above[:, 0], low))
-    large_matter = (nodes_of_all > _PAYS * nodes_of_small) | (
-        xp.min(steps * above[:, 0] - xp.log(c)) > xp.min(steps * low - xp.log(c)) + 0.1
-    )
+    # One contour is enough if large steps hardly change the Chernoff bound.
+    large_matter = xp.min(steps * above[:, 0] - xp.log(c)) > xp.min(steps * low - xp.log(c)) + 0.1
     separate = removes & xp.any(enough[:, :-_ROOM]) & large_matter
     return Plan(
         x,
