@@ -193,7 +193,6 @@ _IMPLEMENTATIONS: dict[str, tuple[Any, Any]] = {
     "logsumexp": (_host_logsumexp, jax.nn.logsumexp),
     # Tracing jax.nn.softplus takes as long as tracing thirty other functions.
     "softplus": (lambda x: np.logaddexp(x, 0.0), lambda x: jnp.maximum(x, 0.0) + jnp.log1p(jnp.exp(-jnp.abs(x)))),
-    "sigmoid": (lambda x: 1 / (1 + np.exp(-x)), jax.nn.sigmoid),
     "complex": (_host_complex, jax.lax.complex),
     "stop_gradient": (lambda x: x, jax.lax.stop_gradient),
     "erf": (_host_erf, jax.lax.erf),
@@ -222,7 +221,7 @@ _HOST, _TRACED = (
     for i, module in enumerate((np, jnp))
 )
 
-_ELEMENTWISE = "bits", "erf", "erfcx", "ndtr", "ndtri", "softplus", "sigmoid"
+_ELEMENTWISE = "bits", "erf", "erfcx", "ndtr", "ndtri", "softplus"
 _HOST_ROWS = _HOST | {name: elementwise(_HOST[name]) for name in _ELEMENTWISE}
 _HOST_ROWS |= {
     "asarray": lambda x, dtype=None: x if isinstance(x, Rows) else np.asarray(x, dtype),

@@ -25,9 +25,10 @@ def _mode(c: jax.Array, mu: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Arr
     log_r = xp.log(xp.maximum(c * mu * mu, 1e-300)) + logit - mu * mu / 2
     width = xp.minimum(c * mu, xp.softplus(log_r) / mu * (1 + 1e-12))
 
-    low, high = bisect(
-        lambda u: u + c * mu * xp.sigmoid(u * mu - mu * mu / 2 + logit) > 0, -width, xp.zeros_like(width), 10
-    )
+    def right_of_the_mode(u: jax.Array) -> jax.Array:
+        return u * (1 + xp.exp(mu * mu / 2 - u * mu - logit)) > -c * mu
+
+    low, high = bisect(right_of_the_mode, -width, xp.zeros_like(width), 10)
     return 0.5 * (low + high), width * 2.0**-10
 
 
