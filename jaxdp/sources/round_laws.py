@@ -115,12 +115,7 @@ def upper_law(flat: Shuffled, grid: np.ndarray, weights: np.ndarray, _: np.ndarr
     logs = _log_profile(flat, grid, gaps, _NODES)
     largest = np.broadcast_to(np.asarray(flat.max_loss()), grid.shape[:1])
     losses, masses, infinity = rounds.by_rows(rounds.bounded_pair, grid, logs, largest)
-    return losses, masses, np.where(leaks(flat, np), 1.0, infinity)
-
-
-def leaks(record: Shuffled, array: Any) -> Any:
-    """Whether there is a local delta. A law cannot hold its additive term, so that all mass is put at infinity."""
-    return array.asarray(record.local_delta()) > 0
+    return losses, masses, np.maximum(infinity, flat.infinity_mass())
 
 
 def lower_law_of(flat: Shuffled, grid: np.ndarray, _: np.ndarray, z: np.ndarray) -> Any:

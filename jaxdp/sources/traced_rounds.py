@@ -16,7 +16,7 @@ from jaxdp.runtime.precision import Kernel
 from jaxdp.shuffle import bounds, closed_form, rounds
 from jaxdp.shuffle.law import Law, stacked
 from jaxdp.sources.base import batched, differentiated
-from jaxdp.sources.round_laws import has_rounds, leaks
+from jaxdp.sources.round_laws import has_rounds
 from jaxdp.sources.shuffling import composed_laws, exact_source, lower_laws
 
 _TRACED_POINTS, _TRACED_AT_ONCE = 256, 16  # points of a grid under a trace; points computed at once, to save memory
@@ -72,7 +72,7 @@ def traced_law_of(
     grid, tilt, logs, by_numbers = jax.lax.fori_loop(0, 2, improved, (*start, slope))
     losses, weights, infinity = pair = rounds.upper_pair(grid, logs)
     moved = jax.vmap(lambda d: rounds.upper_pair_slopes(grid, logs, pair, d), in_axes=1)(by_numbers) if slopes else None
-    return LossLaw(losses, weights, jnp.where(leaks(record, jnp), 1.0, infinity)), moved, (grid, tilt)
+    return LossLaw(losses, weights, jnp.maximum(infinity, record.infinity_mass())), moved, (grid, tilt)
 
 
 def _traced_lower_law(record: Shuffled, grid: Any, z: Any) -> LossLaw:
