@@ -25,6 +25,7 @@ from jaxdp.mechanisms.composition import (
     require_one_order,
     spread_axis,
 )
+from jaxdp.numerics.concave import largest_value
 from jaxdp.numerics.special import raised
 from jaxdp.runtime.backend import require_x64
 from jaxdp.sources import choose_routes
@@ -210,65 +211,10 @@ def _tradeoff_of_pair(mechanism: Mechanism, x: np.ndarray, relation: Relation) -
         found = epsilon(mechanism, np.minimum(delta_there + 1e-6, 1.0), relation=which, gap=0.1)
         return np.broadcast_to(np.minimum(found, _FARTHEST) + 1.0, x.shape)
 
-    # The value is concave in e^eps: its maximum lies between the neighbours of the best point. The smallest loss is
-    # minus the largest loss of the swapped pair.
+    # The smallest loss is minus the largest loss of the swapped pair.
     swapped: dict[Relation, Relation] = {"add": "remove", "remove": "add"}
-    eps = np.linspace(-end(swapped.get(relation, relation)), end(relation), _FIRST_TRIED, axis=-1)
-    eps = _around_the_best(eps, certified(eps, 1e-2))[0]
-    value = certified(eps, 1e-6)
-    for turn in range(_TRADEOFF_ROUNDS):
-        kinks, most = _corners(eps, value)
-        best = np.max(value, axis=-1)
-        if np.all(most <= best + np.maximum(_TRADEOFF_GAP * np.minimum(best, 1 - best), 1e-12)):
-            break
-        # The parabola finds the maximum of a smooth curve, the chords find a kink. Chords of wide cells are too steep:
-        # the first round takes the middles of the cells, every second round keeps away from their ends.
-        three = eps[..., 1:4]
-        space = np.diff(three, axis=-1) * (0.5 if turn == 0 else 0.1 if turn % 2 else 0.0)
-        kinks = np.clip(kinks, three[..., :-1] + space, three[..., 1:] - space)
-        new = np.concatenate([_next_to_the_vertex(three, value[..., 1:4]), kinks], axis=-1)
-        value = np.concatenate([value, certified(new, 1e-6)], axis=-1)
-        eps, value = _around_the_best(np.concatenate([eps, new], axis=-1), value)
-    return np.maximum(np.max(value, axis=-1) - 1e-15, 0.0)
-
-
-def _around_the_best(eps: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(eps, value) of the point with the largest value and of two neighbours on either side, along the last axis."""
-    order = np.argsort(eps, axis=-1)
-    eps, value = (np.take_along_axis(a, order, axis=-1) for a in (eps, value))
-    best = np.clip(np.argmax(value, axis=-1), 2, eps.shape[-1] - 3)
-    five = best[..., None] + np.arange(-2, 3)
-    return np.take_along_axis(eps, five, axis=-1), np.take_along_axis(value, five, axis=-1)
-
-
-def _corners(eps: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(eps in the two middle cells, upper bound of the maximum) of a concave function of e^eps, given at five points.
-
-    In each middle cell the extended chords of both neighbouring cells meet at eps, not below the function.
-    """
-    at = np.expm1(eps - eps[..., 2:3])
-    low, high = at[..., 1:3], at[..., 2:4]
-    with np.errstate(all="ignore"):
-        slope = np.diff(value, axis=-1) / np.diff(at, axis=-1)
-        rise, fall = slope[..., :2], slope[..., 2:]
-        meet = low + (np.diff(value, axis=-1)[..., 1:3] - fall * (high - low)) / (rise - fall)
-        beside = 1e-6 * (high - low)  # the ends of the cell are known points: take its middle instead
-        inside = (meet > low + beside) & (meet < high - beside)
-        most = np.where(inside, value[..., 1:3] + rise * (meet - low), np.maximum(value[..., 1:3], value[..., 2:4]))
-    return eps[..., 2:3] + np.log1p(np.where(inside, meet, 0.5 * (low + high))), np.max(most, axis=-1)
-
-
-def _next_to_the_vertex(eps: np.ndarray, value: np.ndarray) -> np.ndarray:
-    """Two points close to the vertex of the parabola through three points, between the outer two."""
-    (low, middle, high), (v_low, v_middle, v_high) = np.moveaxis(eps, -1, 0), np.moveaxis(value, -1, 0)
-    left, right = middle - low, high - middle
-    with np.errstate(all="ignore"):
-        rise, fall = (v_middle - v_low) / left, (v_middle - v_high) / right
-        vertex = middle + 0.5 * (rise * right - fall * left) / (rise + fall)
-    vertex = np.where(np.isfinite(vertex), vertex, middle)
-    space = 0.1 * np.minimum(left, right)
-    vertex = np.clip(vertex, low + 2 * space, high - 2 * space)
-    return np.stack([vertex - space, vertex + space], axis=-1)
+    value = largest_value(certified, -end(swapped.get(relation, relation)), end(relation), idle=-2 * _FARTHEST)
+    return np.maximum(value - 1e-15, 0.0)
 
 
 def _per_direction(mechanism: Mechanism, verb: str, value: Any, relation: Relation | None, kernel: Any) -> Any:
@@ -313,9 +259,6 @@ _MARGIN = 0.9  # share of the user's gap at which the sources stop
 _FARTHEST = 100.0  # largest epsilon that is tried for a trade-off function, up to a margin of 1
 # `_down_to_zero` looks at upper bounds of epsilon below the first, and at deltas from the second on.
 _NEXT_TO_ZERO, _LARGE = 1e-9, 0.01
-# For each rate of a trade-off function: epsilons of the first grid, most rounds of four more epsilons each, and the
-# gap, relative to the smaller of the rate and 1 - rate, at which the search ends.
-_FIRST_TRIED, _TRADEOFF_ROUNDS, _TRADEOFF_GAP = 33, 16, 1e-6
 _TARGETS = {"delta": PROBABILITY, "epsilon": NOT_NAN, "order": ABOVE_ONE, "z": FINITE}
 
 
