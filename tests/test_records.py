@@ -8,6 +8,7 @@ import mpmath as mp
 import numpy as np
 import pytest
 from exact import gaussian_delta_in_digits
+from scipy import stats
 
 import jaxdp
 from jaxdp.mechanisms import basic
@@ -320,3 +321,29 @@ def test_the_moment_of_the_tail_of_an_asymmetric_record_is_not_used_for_the_swap
     p, q = np.array([0.6, 0.399, 0.001]), np.array([0.4, 0.5, 0.1])
     exact = np.log(np.sum(q**8 * p**-7.0)) / 7
     assert jaxdp.renyi(sampled, 8.0, relation="add")[0] >= exact
+
+
+@jaxdp.record
+class TwoVariances(jaxdp.Mechanism):
+    """N(0, s^2 I) against N(0, I) in d dimensions; E_P[exp(z L)] is infinite from z = 1/(s^2 - 1) on."""
+
+    s: jaxdp.typing.RealField
+    d: jaxdp.typing.RealField
+
+    def log_mgf(self, z):
+        return -self.d * (z * jnp.log(self.s) + 0.5 * jnp.log(1 - z * (self.s**2 - 1)))
+
+
+@pytest.mark.parametrize("d", [1, 2, 4])
+def test_a_moment_that_diverges_is_infinite_although_its_formula_is_finite(d):
+    s, eps = 1.2, 1.0
+    noise, rate = TwoVariances(s, d), (1 - s**-2) / 2
+    far = (eps + d * np.log(s)) / rate  # the loss is above eps where the squared norm is above this number
+    exact = stats.chi2.sf(far / s**2, d) - np.exp(eps) * stats.chi2.sf(far, d)
+    lower, upper = jaxdp.delta_bounds(noise, eps, relation="remove")
+    assert exact * (1 - 1e-6) < lower <= exact * (1 + 1e-12) and exact * (1 - 1e-12) <= upper < exact * (1 + 1e-6)
+    near = (d * np.log(s) - 0.1) / rate
+    exact = stats.chi2.cdf(near, d) - np.exp(0.1) * stats.chi2.cdf(near / s**2, d) if near > 0 else 0.0
+    lower, upper = jaxdp.delta_bounds(noise, 0.1, relation="add")
+    assert lower <= exact * (1 + 1e-12) and exact * (1 - 1e-12) <= upper
+    np.testing.assert_allclose(jaxdp.renyi(noise, [3.0, 3.3, 9.0], relation="remove")[1:], np.inf)

@@ -146,7 +146,11 @@ class Mechanism:
     exact: ClassVar[bool] = True
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
-        """K(z) of the dominating pair for one parameter point; z may be complex, any shape."""
+        """K(z) of the dominating pair for one parameter point; z may be complex, any shape.
+
+        At a real z where the expectation diverges the value must be inf, or not real, as a logarithm of a negative
+        number is: then it is taken as inf.
+        """
         raise self._undefined("log_mgf")
 
     # The methods from here to `offers` are optional; `offers` tells whether a record defines a method.

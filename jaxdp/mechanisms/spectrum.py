@@ -16,6 +16,8 @@ from jaxdp.runtime.arrays import xp
 from jaxdp.typing import Array
 from jaxdp.validate import is_traced
 
+_NOT_REAL = 1e-6  # K is real on the real axis; a larger imaginary part there means that the expectation diverges
+
 
 def is_sampled_gaussian(record: Mechanism, direction: str | None = None) -> bool:
     """Whether the record's K needs the quadrature for sampled Gaussian noise (direction None: in some direction)."""
@@ -75,6 +77,8 @@ def _closed_sum(closed: list[Stack], direction: str) -> Callable[[jax.Array], ja
         for record, times in closed:
             argument = -1 - z if direction == "reverse" and not record.symmetric else z
             values = xp.vmap(lambda r, w=argument: r.log_mgf(w))(record)
+            # Where E_P[exp(z L)] diverges, a formula with logarithms has a finite value, which is not real.
+            values = xp.where((xp.imag(z) == 0) & (xp.abs(xp.imag(values)) > _NOT_REAL), xp.inf, values)
             weights = times.reshape(times.shape + (1,) * xp.ndim(z))
             result = result + xp.sum(xp.where(weights > 0, weights * values, 0.0), axis=0)
         return result
