@@ -347,3 +347,36 @@ def test_a_moment_that_diverges_is_infinite_although_its_formula_is_finite(d):
     lower, upper = jaxdp.delta_bounds(noise, 0.1, relation="add")
     assert lower <= exact * (1 + 1e-12) and exact * (1 - 1e-12) <= upper
     np.testing.assert_allclose(jaxdp.renyi(noise, [3.0, 3.3, 9.0], relation="remove")[1:], np.inf)
+
+
+@jaxdp.record
+class KnownFromBothSides(jaxdp.Mechanism):
+    """Losses on a lattice, but not exact; the records that enclose it do not state their lattice."""
+
+    p: jaxdp.typing.RealField
+    q: jaxdp.typing.RealField
+    exact = False
+
+    def log_mgf(self, z):
+        return TwoOutcomes(self.p, self.q).log_mgf(z)
+
+    def lattice(self):
+        return TwoOutcomes(self.p, self.q).lattice()
+
+    def enclosing_records(self, direction, fine):
+        return (WithoutLattice(self.p, self.q),) * 2
+
+
+@jaxdp.record
+class WithoutLattice(jaxdp.Mechanism):
+    p: jaxdp.typing.RealField
+    q: jaxdp.typing.RealField
+
+    def log_mgf(self, z):
+        return TwoOutcomes(self.p, self.q).log_mgf(z)
+
+
+def test_the_lattice_of_a_record_is_not_used_for_the_records_that_enclose_it():
+    found = jaxdp.delta_bounds(jaxdp.repeat(KnownFromBothSides(0.7, 0.4), 20), 3.0, relation="remove")
+    exact = jaxdp.delta_bounds(jaxdp.repeat(jaxdp.DiscretePair([0.7, 0.3], [0.4, 0.6]), 20), 3.0, relation="remove")
+    assert found.lower <= exact.upper and exact.lower <= found.upper < exact.upper * (1 + 1e-6)

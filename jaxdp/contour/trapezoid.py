@@ -83,6 +83,11 @@ def build(spectrum: Spectrum, plan: Plan, effort: Effort) -> Contour | LatticeCo
     return build_lattice(spectrum, plan, effort.nodes) if effort.lattice else build_truncated(spectrum, plan, effort)
 
 
+def _fitting(effort: Effort, spectrum: Spectrum) -> Effort:
+    """The effort; a truncated line where a record without a lattice takes the place of one with a lattice."""
+    return effort._replace(lattice=False, smooth=True) if effort.lattice and spectrum.lattice is None else effort
+
+
 def build_truncated(spectrum: Spectrum, plan: Plan, effort: Effort) -> Contour:
     """Evaluate K at the contour's nodes and bound the truncation error."""
     c, step = plan.c, 2 * xp.pi / plan.period
@@ -291,7 +296,7 @@ def epsilon_bounds(
     spectrum: Spectrum, delta: jax.Array, known: jax.Array, effort: Effort
 ) -> tuple[jax.Array, jax.Array]:
     """Certified (lower, upper) bounds of epsilon at delta in [0, 1]. known: an upper bound of epsilon, or inf."""
-    spare = delta - spectrum.infinity
+    effort, spare = _fitting(effort, spectrum), delta - spectrum.infinity
     inside = (spare > 0) & (delta < 1)
     ref = xp.log(xp.where(inside, spare, 0.5))
     plan, from_axis = plan_epsilon(spectrum, ref + xp.log1p(-1e-9), effort.quadrature, known)
@@ -371,7 +376,7 @@ def _upper_left(sides: Sides, reverse_infinity: jax.Array, eps: jax.Array) -> ja
 
 def delta_bounds(spectrum: Spectrum, eps: jax.Array, known: jax.Array, effort: Effort) -> tuple[jax.Array, jax.Array]:
     """Certified (lower, upper) bounds of delta at eps (any sign). known: an upper bound of delta, or 1."""
-    finite = xp.isfinite(eps)
+    effort, finite = _fitting(effort, spectrum), xp.isfinite(eps)
     e = xp.where(finite, eps, 1.0)
     plan, bound = plan_delta(spectrum, e, effort.quadrature, xp.log(xp.clip(known, SMALLEST, 1.0)))
     contour = build(spectrum, plan, effort)
