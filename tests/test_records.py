@@ -380,3 +380,20 @@ def test_the_lattice_of_a_record_is_not_used_for_the_records_that_enclose_it():
     found = jaxdp.delta_bounds(jaxdp.repeat(KnownFromBothSides(0.7, 0.4), 20), 3.0, relation="remove")
     exact = jaxdp.delta_bounds(jaxdp.repeat(jaxdp.DiscretePair([0.7, 0.3], [0.4, 0.6]), 20), 3.0, relation="remove")
     assert found.lower <= exact.upper and exact.lower <= found.upper < exact.upper * (1 + 1e-6)
+
+
+@jaxdp.record
+class UnknownLattice(WithoutLattice):
+    """A record whose formula of the lattice has no value."""
+
+    def log_mgf(self, z):
+        return TwoOutcomes(self.p, self.q).log_mgf(z)
+
+    def lattice(self):
+        return 0.0, jnp.log(-self.p)
+
+
+def test_a_lattice_that_is_not_a_number_proves_nothing():
+    exact = jaxdp.delta(jaxdp.DiscretePair([0.7, 0.3], [0.4, 0.6]), 0.3)
+    lower, upper = jaxdp.delta_bounds(UnknownLattice(0.7, 0.4), 0.3)
+    assert lower <= exact <= upper

@@ -42,7 +42,7 @@ class LatticeContour(NamedTuple):
 def build_lattice(spectrum: Spectrum, plan: Plan, count: int) -> LatticeContour:
     """Evaluate K at the ``count`` nodes of one period. The period of the alias becomes count x spacing."""
     offset, spacing = spectrum.lattice or (xp.zeros(()), xp.ones(()))
-    spacing = xp.where(spacing > 0, spacing, 1.0)
+    spacing = xp.where(spacing == 0, 1.0, spacing)  # NaN stays: then nothing is claimed
     c, period = plan.c, count * spacing
     step = 2 * xp.pi / period
     # K at the second half of the period is the complex conjugate of K at the first half
