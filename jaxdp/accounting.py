@@ -27,7 +27,7 @@ from jaxdp.mechanisms.composition import (
 )
 from jaxdp.numerics.concave import largest_value
 from jaxdp.numerics.special import raised
-from jaxdp.runtime.backend import require_x64
+from jaxdp.runtime.backend import require_x64, x64
 from jaxdp.sources import choose_routes
 from jaxdp.sources.base import BESIDE_GRADIENT, VACUOUS, Asked, Route, intersect
 from jaxdp.sources.gaussian import gaussian_tradeoff
@@ -252,7 +252,16 @@ def check_mechanism(mechanism: object) -> tuple[Mechanism, list[Array | bool]]:
         raise TypeError(
             f"{type(mechanism).__name__} must be decorated with @jaxdp.record, by which jaxdp finds its numeric fields."
         )
-    return confined(mechanism)
+    admitted, tests = confined(mechanism)
+    return jax.tree.map(_in_double_precision, admitted), tests
+
+
+def _in_double_precision(number: Any) -> Any:
+    """A concrete array of few bits as float64, because `under` and `simplified` of own records compute with it."""
+    if not isinstance(number, (np.ndarray, np.generic, jax.Array)) or validate.is_traced(number):
+        return number
+    few = number.dtype != np.float64 and (jnp.issubdtype(number.dtype, jnp.floating) or number.dtype.kind in "iu")
+    return np.asarray(number, np.float64)[()] if few else number
 
 
 _MARGIN = 0.9  # share of the user's gap at which the sources stop
@@ -290,7 +299,8 @@ def _resolved(
         directions = mechanism.directions(relation)
         if (relation or natural_relation(mechanism)) == "replace_one":
             require_one_order(mechanism)
-    resolved = mechanism.under(relation or natural_relation(mechanism))
+    with x64():  # methods of own records may compute with jax.numpy
+        resolved = mechanism.under(relation or natural_relation(mechanism))
     symmetric = all(atom.symmetric for atom, _ in flatten(resolved))
     return resolved, ("forward",) if symmetric else directions
 

@@ -397,3 +397,34 @@ def test_a_lattice_that_is_not_a_number_proves_nothing():
     exact = jaxdp.delta(jaxdp.DiscretePair([0.7, 0.3], [0.4, 0.6]), 0.3)
     lower, upper = jaxdp.delta_bounds(UnknownLattice(0.7, 0.4), 0.3)
     assert lower <= exact <= upper
+
+
+@jaxdp.record
+class ComputedNoise(jaxdp.Mechanism):
+    """Gaussian noise whose methods outside of kernels compute with jax.numpy."""
+
+    sigma: jaxdp.typing.RealField
+    symmetric = True
+
+    def log_mgf(self, z):
+        return z * (z + 1) / (2 * self.sigma**2)
+
+    def at_distance(self, distance):
+        return ComputedNoise(jnp.sqrt(jnp.asarray(self.sigma) ** 2 / (3 * distance) ** 2))
+
+
+@jaxdp.record
+class SimplifiedNoise(ComputedNoise):
+    sigma: jaxdp.typing.RealField
+
+    def simplified(self):
+        return jaxdp.Gaussian(self.sigma / jnp.sqrt(3 + 0 * self.sigma))
+
+
+@pytest.mark.parametrize("sigma", [0.7, 3.3, np.float32(1.1), np.float16(1.7)])
+def test_methods_of_own_records_compute_in_double_precision(sigma):
+    found = jaxdp.epsilon_bounds(ComputedNoise(sigma), 1e-5, relation="replace_one")
+    exact = jaxdp.epsilon(jaxdp.Gaussian(float(sigma) / 6), 1e-5)
+    assert found.lower <= exact * (1 + 1e-11) and exact * (1 - 1e-11) <= found.upper
+    exact = jaxdp.epsilon(jaxdp.Gaussian(float(sigma) / 3**0.5), 1e-5)
+    assert jaxdp.epsilon(SimplifiedNoise(sigma), 1e-5) == pytest.approx(exact, rel=1e-12)

@@ -19,6 +19,7 @@ from jaxdp.mechanisms.gaussian import GaussianMechanism
 from jaxdp.mechanisms.text import as_text
 from jaxdp.runtime import formulas
 from jaxdp.runtime.arrays import on_host, xp
+from jaxdp.runtime.backend import x64
 from jaxdp.typing import Array, Number, Real, RealField, Relation
 
 
@@ -189,7 +190,8 @@ def flatten(mechanism: Mechanism, times: Number = 1) -> list[tuple[Mechanism, Nu
         return flatten(mechanism.mechanism, runs)
     if isinstance(mechanism, Composed):
         return [pair for part in mechanism.parts for pair in flatten(part, times)]
-    return [(mechanism.simplified(), times)]
+    with x64() if mechanism.offers("simplified") else contextlib.nullcontext():
+        return [(mechanism.simplified(), times)]
 
 
 def event_dims(mechanism: Mechanism) -> list[int]:

@@ -22,7 +22,7 @@ from jaxdp.mechanisms.sampled import FixedSizeSampled, PoissonSampled, Sampled
 from jaxdp.mechanisms.shuffled import LossLaw
 from jaxdp.mechanisms.spectrum import has_finite_law, is_sampled_gaussian, on_lattice, spectrum
 from jaxdp.runtime.arrays import xp
-from jaxdp.runtime.backend import canary
+from jaxdp.runtime.backend import canary, x64
 from jaxdp.runtime.precision import kernel
 from jaxdp.sources import simple
 from jaxdp.sources.base import Answer, Asked, Known, Points, Route, Source, intersect, nothing, traced_bounds, wide
@@ -315,7 +315,8 @@ def _enclosing_pairs(stacks: tuple[Stack, ...], direction: str, fine: bool) -> t
     """The stacks with all rows twice: of dominating, then of dominated records; None where the latter are unknown."""
     doubled = []
     for record, times in stacks:
-        both = (record, record) if record.is_exact(direction) else record.enclosing_records(direction, fine)
+        with x64():  # an own record may compute with jax.numpy
+            both = (record, record) if record.is_exact(direction) else record.enclosing_records(direction, fine)
         if both is None:
             return None
         twice = jax.tree_util.tree_map(lambda one, other: np.concatenate([one, other]), *both)
