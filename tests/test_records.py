@@ -428,3 +428,32 @@ def test_methods_of_own_records_compute_in_double_precision(sigma):
     assert found.lower <= exact * (1 + 1e-11) and exact * (1 - 1e-11) <= found.upper
     exact = jaxdp.epsilon(jaxdp.Gaussian(float(sigma) / 3**0.5), 1e-5)
     assert jaxdp.epsilon(SimplifiedNoise(sigma), 1e-5) == pytest.approx(exact, rel=1e-12)
+
+
+@jaxdp.record
+class Responses(jaxdp.Mechanism):
+    """Two randomized responses with these local epsilons; at distance 2 they are twice as large."""
+
+    local: jaxdp.typing.ArrayField
+    event_ndim = {"local": 1}
+    symmetric = True
+
+    def finite_pair(self):
+        true, other = -jnp.log1p(jnp.exp(-self.local)), -jnp.log1p(jnp.exp(self.local))
+        first, second = jnp.stack([true, other], axis=1), jnp.stack([other, true], axis=1)
+        return (first[0][:, None] + first[1][None]).ravel(), (second[0][:, None] + second[1][None]).ravel()
+
+    def at_distance(self, distance):
+        return Responses(self.local * distance)
+
+
+def test_the_distance_of_sampled_records_is_not_spread_over_their_event_axes():
+    base, rates = Responses([1.0, 0.5]), np.array([0.5, 1.0, 0.3])
+    found = [jaxdp.epsilon(jaxdp.FixedSizeSampled(base, r), 1e-3) for r in (rates[:2], rates[::-1][1:], rates)]
+    np.testing.assert_allclose(found[0], found[1][::-1])
+    np.testing.assert_allclose(found[0], found[2][:2])
+    assert found[0][0] == pytest.approx(jaxdp.epsilon(jaxdp.FixedSizeSampled(base, 0.5), 1e-3))
+    assert found[0][1] == pytest.approx(jaxdp.epsilon(jaxdp.PoissonSampled(base, rates[:2]), 1e-3)[1])
+    with jax.enable_x64(True):
+        traced = jax.jit(lambda local: jaxdp.epsilon(jaxdp.FixedSizeSampled(Responses(local), rates), 1e-3))
+        np.testing.assert_allclose(traced(jnp.array([1.0, 0.5])), found[2], rtol=1e-5)

@@ -13,7 +13,7 @@ from jaxdp.domains import PROBABILITY, field
 from jaxdp.mechanisms import finite, sampled_laws
 from jaxdp.mechanisms.base import FiniteLaw, Mechanism, UnsupportedMechanismError, record, static_field
 from jaxdp.mechanisms.basic import Gaussian
-from jaxdp.mechanisms.composition import BOTH_ORDERS, as_gaussian, flatten, is_gaussian
+from jaxdp.mechanisms.composition import BOTH_ORDERS, as_gaussian, event_dims, flatten, is_gaussian
 from jaxdp.runtime.arrays import xp
 from jaxdp.typing import Array, Number, RealField, Relation
 
@@ -277,15 +277,22 @@ class FixedSizeSampled(Sampled):
         """The record with its base at distance 2, or 1 where the rate is 1; the base itself if everyone is sampled."""
         if self.samples_everyone():
             return self.mechanism.under(relation)
-        rate = self.sampling_probability
-        traced = validate.is_traced(rate)
         if relation == "replace_one":
             return dataclasses.replace(self, mechanism=self.mechanism.under(relation))
-        if traced or np.any(np.asarray(rate) == 1):
-            self.mechanism.directions(relation)
-        distance = xp.where(rate < 1, 2.0, 1.0) if traced else np.where(np.asarray(rate) < 1, 2.0, 1.0)
+        rate = self.sampling_probability
+        below = rate < 1 if validate.is_traced(rate) else np.asarray(rate) < 1
+        if not validate.is_traced(rate) and np.all(below):
+            return dataclasses.replace(self, mechanism=self.mechanism.at_distance(2.0))
+        self.mechanism.directions(relation)
+        array = xp if validate.is_traced(self) else np
+        both, dims = [self.mechanism.at_distance(distance) for distance in (2.0, 1.0)], iter(event_dims(self.mechanism))
+
+        def chosen(two: Number, one: Number) -> Array:
+            """The number at distance 2 where the rate is below 1; event axes do not broadcast with the rate's axes."""
+            return array.where(array.reshape(below, array.shape(below) + (1,) * next(dims)), two, one)
+
         with jax.numpy_rank_promotion("allow"):
-            return dataclasses.replace(self, mechanism=self.mechanism.at_distance(distance))
+            return dataclasses.replace(self, mechanism=jax.tree.map(chosen, *both))
 
 
 @record
