@@ -457,3 +457,34 @@ def test_the_distance_of_sampled_records_is_not_spread_over_their_event_axes():
     with jax.enable_x64(True):
         traced = jax.jit(lambda local: jaxdp.epsilon(jaxdp.FixedSizeSampled(Responses(local), rates), 1e-3))
         np.testing.assert_allclose(traced(jnp.array([1.0, 0.5])), found[2], rtol=1e-5)
+
+
+@jaxdp.record
+class ThreeOutcomes(jaxdp.Mechanism):
+    """A symmetric pair whose third outcome has loss 0, but for rounding."""
+
+    a: jaxdp.typing.RealField
+    b: jaxdp.typing.RealField
+    symmetric = True
+
+    def finite_pair(self):
+        a, b = self.a, self.b
+        return jnp.log(jnp.stack([a, b, 1 - a - b])), jnp.log(jnp.stack([b, a, 1 - b - a]))
+
+
+@pytest.mark.parametrize(("a", "b"), [(0.3, 0.1), (0.1, 0.3), (0.3, 0.699999), (0.699999, 0.3)])
+@pytest.mark.parametrize("times", [1, 3])
+def test_an_outcome_whose_loss_is_zero_but_for_rounding_keeps_its_mass(a, b, times):
+    rate, eps = 0.3, np.array([-0.5, 0.05, 0.2])
+    p, q = max(a, b), min(a, b)
+    loss = np.log1p(rate * (p - q) / q)  # the symmetric pair of Proposition 29
+    losses, masses = np.array([loss, 0.0, -loss]), np.array([q * np.exp(loss), 0.0, q])
+    masses[1] = 1 - masses.sum()
+    sums, weights = np.zeros(1), np.ones(1)
+    for _ in range(times):
+        sums, weights = np.add.outer(sums, losses).ravel(), np.multiply.outer(weights, masses).ravel()
+    exact = [np.sum(weights * np.maximum(-np.expm1(e - sums), 0.0)) for e in eps]
+    batches = jaxdp.repeat(jaxdp.FixedSizeSampled(ThreeOutcomes(a, b), rate), times)
+    lower, upper = jaxdp.delta_bounds(batches, eps, relation="replace_one")
+    assert np.all(lower <= np.multiply(exact, 1 + 1e-9))
+    np.testing.assert_allclose(upper, exact, rtol=1e-8)

@@ -44,7 +44,8 @@ def sampled_part(pair: Pair, rate: Number, direction: str) -> Part:
     """
     log_p, log_q, plain, blur, only_p, only_q = with_losses(pair)
     in_p, in_q = log_p > -xp.inf, log_q > -xp.inf
-    base = xp.where(in_p & in_q, plain, -xp.inf)
+    base, none = xp.where(in_p & in_q, plain, -xp.inf), in_p & in_q & (xp.abs(plain) <= blur)
+    unsure = xp.max(xp.where(none, blur, 0.0))  # ``none``: outcomes of loss 0, as far as rounding tells
     ratio = mixture_log_ratio(base, rate)
     live = in_q & (ratio > -xp.inf)
     loss = xp.where(live, ratio, 0.0)
@@ -58,17 +59,20 @@ def sampled_part(pair: Pair, rate: Number, direction: str) -> Part:
         return Part(loss, under_q + loss, blur, infinity, only_q)
     if direction == "reverse":
         return Part(-loss, under_q, blur, only_q, infinity)
-    up = live & (base > 0)
-    same = xp.sum(xp.where(in_p & in_q & (base == 0), xp.exp(log_q), 0.0))
+    up, down = live & (base > 0) & ~none, in_p & in_q & (base < 0) & ~none
+    same = xp.sum(xp.where(none, xp.exp(log_q), 0.0))
+    # By symmetry Q has as much mass above loss 0 as P has below; a larger difference is that of outcomes of loss 0
+    # which rounding has put on one side.
+    mismatch = xp.sum(xp.where(up, xp.exp(log_q), 0.0)) - xp.sum(xp.where(down, xp.exp(log_p), 0.0))
     total_variation = only_p + xp.sum(xp.where(up, -xp.exp(log_p) * xp.expm1(-xp.where(up, base, 0.0)), 0.0))
     # the mass at loss 0: 1 minus the masses on both sides, by the symmetry of the base written without a subtraction
-    log_rest = xp.log(same + (1 - rate) * total_variation)
+    rest = same + (1 - rate) * total_variation - xp.where(xp.abs(mismatch) > 1e-9, mismatch, 0.0)
     loss, under_q = xp.where(up, loss, 0.0), xp.where(up, under_q, -xp.inf)
     return Part(
         xp.concatenate([loss, -loss, xp.zeros(1)]),
-        xp.concatenate([under_q + loss, under_q, log_rest[None]]),
+        xp.concatenate([under_q + loss, under_q, log_mass(rest)[None]]),
         # the loss 0 is exact, but its mass is a rounded sum
-        xp.concatenate([blur, blur, xp.full(1, loss.shape[0] * ULP)]),
+        xp.concatenate([blur, blur, xp.full(1, loss.shape[0] * ULP) + 2 * unsure]),
         infinity,
         infinity,
     )
