@@ -488,3 +488,32 @@ def test_an_outcome_whose_loss_is_zero_but_for_rounding_keeps_its_mass(a, b, tim
     lower, upper = jaxdp.delta_bounds(batches, eps, relation="replace_one")
     assert np.all(lower <= np.multiply(exact, 1 + 1e-9))
     np.testing.assert_allclose(upper, exact, rtol=1e-8)
+
+
+@jaxdp.record
+class BoundedNoise(jaxdp.Mechanism):
+    """P = (.3, .5, .2, 0), Q = (0, .2, .5, .3); the law halfway between, (.1, .4, .4, .1), has mass on all outcomes."""
+
+    unused: jaxdp.typing.RealField = 0.0
+    symmetric = True
+
+    def finite_pair(self):
+        return jnp.log(jnp.array([0.3, 0.5, 0.2, 0.0])), jnp.log(jnp.array([0.0, 0.2, 0.5, 0.3]))
+
+    def log_middle(self, loss):
+        return jnp.where(loss > 0, np.log(2.0), np.log(0.8))
+
+    def at_distance(self, distance):
+        return self
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_noise_whose_middle_law_has_mass_where_a_law_of_the_pair_has_none(times):
+    middle, rate = np.array([0.1, 0.4, 0.4, 0.1]), 0.3
+    p, q = ((1 - rate) * middle + rate * np.array(x) for x in ([0.3, 0.5, 0.2, 0.0], [0.0, 0.2, 0.5, 0.3]))
+    all_p, all_q = (np.ravel(x if times == 1 else np.multiply.outer(x, x)) for x in (p, q))
+    for eps in (-0.5, 0.0, 0.3, 2.0):
+        exact = np.sum(np.maximum(all_p - np.exp(eps) * all_q, 0.0))
+        runs = jaxdp.repeat(jaxdp.PoissonSampled(BoundedNoise(), rate), times)
+        lower, upper = jaxdp.delta_bounds(runs, eps, relation="replace_one")
+        assert lower <= exact <= upper + 1e-15

@@ -211,8 +211,12 @@ class Antipodal(Sampled):
         """The law of the symmetric pair, the same in every direction."""
         base = self.mechanism
         pair = finite.with_losses(base.finite_pair())
-        inner = base.inner if isinstance(base, EnclosingPair) else None if base.finite_pair_is_exact() else 0.0
+        inner = base.inner if isinstance(base, EnclosingPair) else None if self.is_exact(direction) else 0.0
         return sampled_laws.antipodal_part(pair, base.log_middle(pair.loss), self.sampling_probability, inner)
+
+    def is_exact(self, direction: str) -> bool:
+        """Whether the base's pair is exact, known only of jaxdp's noise: M may have mass where P or Q has none."""
+        return self.mechanism.finite_pair_is_exact() and self.mechanism.offers("enclosing_pair")
 
     def log_tail(self, order: Number, direction: str) -> Number | None:
         """The bound of the symmetric pair, the same in every direction."""
