@@ -517,3 +517,25 @@ def test_noise_whose_middle_law_has_mass_where_a_law_of_the_pair_has_none(times)
         runs = jaxdp.repeat(jaxdp.PoissonSampled(BoundedNoise(), rate), times)
         lower, upper = jaxdp.delta_bounds(runs, eps, relation="replace_one")
         assert lower <= exact <= upper + 1e-15
+
+
+@jaxdp.record
+class PlainPairs(jaxdp.Mechanism):
+    """Enclosed by pairs that are given as plain log masses."""
+
+    local: jaxdp.typing.RealField
+    symmetric = True
+
+    def enclosing_pair(self, inner, fine):
+        local = self.local * (0.9 if inner else 1.0)
+        masses = jnp.stack([-jnp.log1p(jnp.exp(-local)), -jnp.log1p(jnp.exp(local))])
+        return masses, masses[::-1]
+
+
+@pytest.mark.slow
+def test_enclosing_pairs_may_be_plain_log_masses():
+    def bounds(number):
+        rounds = jaxdp.repeat(jaxdp.PoissonSampled(PlainPairs(np.linspace(0.5, 1.0, number)), 0.5), 3)
+        return np.transpose(jaxdp.delta_bounds(rounds, 0.1))
+
+    np.testing.assert_allclose(bounds(600)[[0, -1]], bounds(2), rtol=1e-6)  # compiled, by NumPy

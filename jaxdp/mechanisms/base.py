@@ -168,7 +168,10 @@ class Mechanism:
         raise self._undefined("renyi_divergence")
 
     def finite_pair(self) -> FinitePair:
-        """A pair of finite laws that dominates the mechanism's pair. Sampling needs it, except for Gaussian noise."""
+        """Log masses of all outcomes, to a few units of 2^-53. Sampling needs them, except for Gaussian noise.
+
+        Where this pair only dominates the mechanism's pair, ``finite_pair_is_exact`` must return False.
+        """
         return self.enclosing_pair(inner=False, fine=False)
 
     def enclosing_pair(self, inner: bool, fine: bool) -> FinitePair:

@@ -33,8 +33,8 @@ class EnclosingPair(Mechanism):
     def finite_pair(self) -> finite.FinitePair:
         """The chosen pair; in a compiled program the shorter of the two is padded with empty outcomes."""
         if xp.eager:
-            return self.mechanism.enclosing_pair(bool(self.inner > 0), self.fine)
-        outer, inner = (self.mechanism.enclosing_pair(side, self.fine) for side in (False, True))
+            return finite.with_losses(self.mechanism.enclosing_pair(bool(self.inner > 0), self.fine))
+        outer, inner = (finite.with_losses(self.mechanism.enclosing_pair(side, self.fine)) for side in (False, True))
         return finite.either(outer, inner, self.inner > 0)
 
     def log_middle(self, loss: Array) -> Array:
