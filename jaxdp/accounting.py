@@ -291,18 +291,29 @@ def _or_vacuous(answer: Any, usable: Any, vacuous: float) -> Any:
     return answer if usable is True else jnp.where(usable & ~jnp.isnan(answer), answer, vacuous)
 
 
+def _without_replace(directions: tuple[str, ...]) -> set[str]:
+    """The directions, "replace" as "forward": they differ only for sampled mechanisms."""
+    return {"forward" if each == "replace" else each for each in directions}
+
+
 def _resolved(
     mechanism: Mechanism, relation: Relation | None, directions: tuple[str, ...] | None = None
 ) -> tuple[Mechanism, tuple[str, ...]]:
     """The mechanism under the relation, and the directions of its pairs: one direction if all parts are symmetric."""
-    if directions is None:
-        directions = mechanism.directions(relation)
-        if (relation or natural_relation(mechanism)) == "replace_one":
-            require_one_order(mechanism)
+    needed, directions = directions, directions or mechanism.directions(relation)
+    relation = relation or natural_relation(mechanism)
+    if needed is None and relation == "replace_one":
+        require_one_order(mechanism)
     with x64():  # methods of own records may compute with jax.numpy
-        resolved = mechanism.under(relation or natural_relation(mechanism))
-    symmetric = all(atom.symmetric for atom, _ in flatten(resolved))
-    return resolved, ("forward",) if symmetric else directions
+        resolved = mechanism.under(relation)
+    ordered = [atom for atom, _ in flatten(resolved) if not atom.symmetric]
+    for atom in ordered if needed is None else ():
+        if _without_replace(atom.directions(relation)) != _without_replace(directions):
+            raise UnsupportedMechanismError(
+                f"{type(atom).__name__} needs other pairs under {relation!r} than the mechanism that it stands for, or "
+                "is composed with, unless its pair is symmetric."
+            )
+    return resolved, directions if ordered else ("forward",)
 
 
 def _run(

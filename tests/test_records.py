@@ -13,6 +13,7 @@ from scipy import stats
 import jaxdp
 from jaxdp.mechanisms import basic
 from jaxdp.mechanisms.composition import flatten, normal_form
+from jaxdp.mechanisms.sampled import EnclosingPair
 
 NAN, INF = np.nan, np.inf
 
@@ -532,10 +533,48 @@ class PlainPairs(jaxdp.Mechanism):
         return masses, masses[::-1]
 
 
-@pytest.mark.slow
 def test_enclosing_pairs_may_be_plain_log_masses():
-    def bounds(number):
-        rounds = jaxdp.repeat(jaxdp.PoissonSampled(PlainPairs(np.linspace(0.5, 1.0, number)), 0.5), 3)
-        return np.transpose(jaxdp.delta_bounds(rounds, 0.1))
+    likely, other = 1 / (1 + np.exp(-1.0)), 1 / (1 + np.e)
+    exact = 0.5 * (likely + other) - np.exp(0.1) * other
+    assert jaxdp.delta(jaxdp.PoissonSampled(PlainPairs(1.0), 0.5), 0.1) == pytest.approx(exact, rel=1e-9)
+    with jax.enable_x64(True):
+        traced = jax.jit(lambda local, inner: EnclosingPair(PlainPairs(local), inner).finite_pair())
+        for inner, exact in ((0.0, 1.0), (1.0, 0.9)):
+            np.testing.assert_allclose(traced(1.0, inner).loss, [exact, -exact], rtol=1e-12)
 
-    np.testing.assert_allclose(bounds(600)[[0, -1]], bounds(2), rtol=1e-6)  # compiled, by NumPy
+
+@jaxdp.record
+class SymmetricUntilReplaced(jaxdp.Mechanism):
+    """A symmetric pair whose records under replace_one have another one."""
+
+    local: jaxdp.typing.RealField
+    symmetric = True
+
+    def log_mgf(self, z):
+        return jaxdp.RandomizedResponse(self.local).log_mgf(z)
+
+    def under(self, relation):
+        return jaxdp.DiscretePair([0.95, 0.05], [0.7, 0.3]) if relation == "replace_one" else self
+
+
+@jaxdp.record
+class OneDirection(WithoutLattice):
+    """Accounts for the pair of "remove" under every relation."""
+
+    p: jaxdp.typing.RealField
+    q: jaxdp.typing.RealField
+
+    def directions(self, relation):
+        return ("forward",)
+
+
+def test_directions_that_the_composition_does_not_compute_are_refused():
+    """The swapped pairs were left out, or taken in place of the pair that the record asks for."""
+    with pytest.raises(jaxdp.UnsupportedMechanismError, match="DiscretePair needs other pairs under 'replace_one'"):
+        jaxdp.delta(SymmetricUntilReplaced(0.5), 0.2, relation="replace_one")
+    one, sampled = OneDirection(0.7, 0.95), jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), 0.001)
+    assert jaxdp.delta(one, 1.0, relation="add") == jaxdp.delta(one, 1.0, relation="remove") > 0.1
+    for relation in ("add", "add_or_remove"):
+        with pytest.raises(jaxdp.UnsupportedMechanismError, match="OneDirection needs other pairs"):
+            jaxdp.delta(jaxdp.compose(one, sampled), 1.0, relation=relation)
+    assert jaxdp.delta(jaxdp.compose(one, sampled), 1.0, relation="remove") > 0.1
