@@ -578,3 +578,21 @@ def test_directions_that_the_composition_does_not_compute_are_refused():
         with pytest.raises(jaxdp.UnsupportedMechanismError, match="OneDirection needs other pairs"):
             jaxdp.delta(jaxdp.compose(one, sampled), 1.0, relation=relation)
     assert jaxdp.delta(jaxdp.compose(one, sampled), 1.0, relation="remove") > 0.1
+
+
+class NotDecorated(KnownByItsMoments):
+    pass
+
+
+@jaxdp.record
+class WithoutNumbers(jaxdp.Mechanism):
+    def log_mgf(self, z):
+        return z * (z + 1) / 2
+
+
+@pytest.mark.parametrize("make", [lambda m: m, lambda m: jaxdp.repeat(m, 3), lambda m: jaxdp.compose(m, m)])
+def test_records_without_decorator_or_numbers_are_refused(make):
+    with pytest.raises(TypeError, match="NotDecorated must be decorated with @jaxdp.record"):
+        jaxdp.epsilon(make(NotDecorated(1.0)), 1e-5)
+    with pytest.raises(TypeError, match="WithoutNumbers must have a numeric field"):
+        jaxdp.epsilon(make(WithoutNumbers()), 1e-5)

@@ -340,6 +340,10 @@ def confined(mechanism: M, overridden: bool = True) -> tuple[M, list[Array | boo
     Each test is True, or a boolean array that broadcasts to the batch shape: whether the row's numbers are inside.
     Raises ValueError for a concrete number outside. overridden: whether to call an override of `validate`.
     """
+    kind = type(mechanism)
+    if "__dataclass_fields__" not in vars(kind):
+        remedy = "by which jaxdp finds its numeric fields"
+        raise TypeError(f"{kind.__name__} must be decorated with @jaxdp.record, {remedy}.")
     mechanism.check_structure()
     tests: list[Array | bool] = []
 

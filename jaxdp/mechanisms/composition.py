@@ -257,6 +257,8 @@ def normal_form(mechanism: Mechanism, shape: tuple[int, ...]) -> tuple[Stack, ..
     for atom, times in flatten(mechanism):
         flat, count = flat_rows(atom, shape), formulas.flat_rows(_numbers(times), 0, shape)
         leaves, tree = jax.tree.flatten(flat)
+        if not leaves:
+            raise TypeError(f"{type(atom).__name__} must have a numeric field, for example one with a default.")
         key = (tree, tuple(x.shape[1:] for x in leaves))
         groups.setdefault(key, []).append((flat, count))
     return tuple(_stack(members) for members in groups.values())
