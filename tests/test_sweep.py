@@ -377,3 +377,16 @@ def _of_a_bad_point(sigma):
 def test_a_function_without_a_number_is_refused_by_what_it_returned(value):
     with pytest.raises(ValueError, match=f"fn must return real values, got {value!r} for"):
         sweep(lambda a: value, a=np.arange(3.0))
+
+
+def test_the_fingerprint_sees_the_methods_of_the_users_classes():
+    """A resumed sweep must not mix numbers of two formulas of one class."""
+
+    def sweep_of(formula):
+        scope = {"__name__": "user", "jaxdp": jaxdp}
+        code = f"@jaxdp.record\nclass Mine(jaxdp.Mechanism):\n    x: object\n    log_mgf = lambda self, z: {formula}\n"
+        exec(code + "def f(x): return jaxdp.epsilon(Mine(x), 1e-5)\nmine = Mine(1.0)", scope)
+        return [fingerprint(scope[name]) for name in ("f", "mine")]
+
+    assert sweep_of("z * (z + 1)") == sweep_of("z * (z + 1)")
+    assert all(a != b for a, b in zip(sweep_of("z * (z + 1)"), sweep_of("z * (z + 1) / 2"), strict=True))

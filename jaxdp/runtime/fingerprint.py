@@ -16,7 +16,7 @@ def fingerprint(*values: Any) -> str:
     """SHA-256, as hex, of functions (code, defaults, closure, globals used), arrays, records and plain values.
 
     Within one Python version equal computations have equal hashes. A changed constant, closure value or global number
-    changes the hash. An object of an unknown class is hashed by its class name and its `vars`.
+    changes the hash. An object of an unknown class is hashed by its class name and its `vars`, a class by its methods.
     """
     digest = hashlib.sha256()
     for value in values:
@@ -76,5 +76,11 @@ def _feed_code(digest: Any, code: types.CodeType, seen: dict[int, Any]) -> None:
 def _feed_object(digest: Any, value: Any, seen: dict[int, Any]) -> None:
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None) or type(value).__qualname__
     digest.update(f"{getattr(value, '__module__', type(value).__module__)}.{name}".encode())
-    if not isinstance(value, (type, types.ModuleType, types.FunctionType)):
-        _feed(digest, dict(getattr(value, "__dict__", {})), seen)
+    if isinstance(value, type):  # a class of the user: its methods and constants, and those of its bases
+        own = value.__module__.split(".")[0] not in _OPAQUE
+        written = {k: v for k, v in vars(value).items() if k[:2] != "__" or k in ("__call__", "__post_init__")}
+        _feed(digest, (written, value.__bases__) if own else (), seen)
+    elif isinstance(value, property):
+        _feed(digest, value.fget, seen)
+    elif not isinstance(value, (types.ModuleType, types.FunctionType)):
+        _feed(digest, (type(value), dict(getattr(value, "__dict__", {}))), seen)
