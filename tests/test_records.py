@@ -448,6 +448,7 @@ class Responses(jaxdp.Mechanism):
         return Responses(self.local * distance)
 
 
+@pytest.mark.slow
 def test_the_distance_of_sampled_records_is_not_spread_over_their_event_axes():
     base, rates = Responses([1.0, 0.5]), np.array([0.5, 1.0, 0.3])
     found = [jaxdp.epsilon(jaxdp.FixedSizeSampled(base, r), 1e-3) for r in (rates[:2], rates[::-1][1:], rates)]
@@ -596,3 +597,44 @@ def test_records_without_decorator_or_numbers_are_refused(make):
         jaxdp.epsilon(make(NotDecorated(1.0)), 1e-5)
     with pytest.raises(TypeError, match="WithoutNumbers must have a numeric field"):
         jaxdp.epsilon(make(WithoutNumbers()), 1e-5)
+
+
+@jaxdp.record
+class Holder(jaxdp.Mechanism):
+    """A record that has the losses of another one, and a constant bound of the modulus."""
+
+    inner: jaxdp.Mechanism
+    symmetric = True
+
+    def log_mgf(self, z):
+        return self.inner.log_mgf(z)
+
+    def log_modulus(self, low, high):
+        return 0.0
+
+
+def test_a_record_that_holds_noise_must_say_what_it_is_at_distance_two():
+    """It had the epsilon of distance 1 under replace_one."""
+    assert jaxdp.epsilon(Holder(jaxdp.Gaussian(1.0)), 1e-5) == pytest.approx(jaxdp.epsilon(jaxdp.Gaussian(1.0), 1e-5))
+    with pytest.raises(jaxdp.UnsupportedMechanismError, match="Holder must define at_distance"):
+        jaxdp.epsilon(Holder(jaxdp.Gaussian(1.0)), 1e-5, relation="replace_one")
+    assert jaxdp.epsilon(Holder(jaxdp.PureDP(1.0)), 1e-5, relation="replace_one") > 0.9
+
+
+def test_bounds_of_the_modulus_may_be_one_number():
+    both = jaxdp.compose(*(Holder(jaxdp.RandomizedResponse(e)) for e in (0.1, 0.1, 0.2)))
+    same = jaxdp.compose(*(jaxdp.RandomizedResponse(e) for e in (0.1, 0.1, 0.2)))
+    np.testing.assert_allclose(jaxdp.delta(both, 0.2), jaxdp.delta(same, 0.2, relation="replace_one"), rtol=1e-6)
+
+
+@jaxdp.record
+class LouderLaplace(jaxdp.Laplace):
+    noise_multiplier: jaxdp.typing.RealField
+
+    def log_mgf(self, z):
+        return 2 * z * (z + 1)
+
+
+def test_a_record_of_the_library_with_another_formula_is_refused():
+    with pytest.raises(TypeError, match="LouderLaplace changes log_mgf of Laplace"):
+        jaxdp.epsilon(LouderLaplace(1.0), 1e-5)

@@ -224,6 +224,12 @@ class Mechanism:
 
         Records of noise override this. Any other guarantee is stated for the caller's relation, whatever the distance.
         """
+        parts = [getattr(self, each.name) for each in dataclasses.fields(self)]
+        noise = [type(p).__name__ for p in parts if isinstance(p, Mechanism) and p.offers("at_distance")]
+        if noise:
+            raise UnsupportedMechanismError(
+                f"{type(self).__name__} must define at_distance, because it holds noise that does: {noise[0]}."
+            )
         return self
 
     def under(self, relation: str) -> Mechanism:
@@ -334,16 +340,28 @@ def _harmless_outside(rows: Any, mechanism: M) -> M:
     return _changed(mechanism, harmless)
 
 
+def _check_class(kind: type[Mechanism]) -> None:
+    """TypeError for a class without the decorator, and for one that changes a formula of a record of the library."""
+    if "__dataclass_fields__" not in vars(kind):
+        remedy = "by which jaxdp finds its numeric fields"
+        raise TypeError(f"{kind.__name__} must be decorated with @jaxdp.record, {remedy}.")
+    library = next(each for each in kind.__mro__ if each.__module__.startswith("jaxdp."))
+    if library is not kind and "__dataclass_fields__" in vars(library):
+        changed = [n for n in ("log_mgf", "finite_pair") if getattr(kind, n) is not getattr(library, n)]
+        if changed:
+            raise TypeError(
+                f"{kind.__name__} changes {changed[0]} of {library.__name__}, whose closed forms do not use it: "
+                "derive from jaxdp.Mechanism instead."
+            )
+
+
 def confined(mechanism: M, overridden: bool = True) -> tuple[M, list[Array | bool]]:
     """(the mechanism with traced numbers outside their domains replaced by harmless ones, tests of the given numbers).
 
     Each test is True, or a boolean array that broadcasts to the batch shape: whether the row's numbers are inside.
     Raises ValueError for a concrete number outside. overridden: whether to call an override of `validate`.
     """
-    kind = type(mechanism)
-    if "__dataclass_fields__" not in vars(kind):
-        remedy = "by which jaxdp finds its numeric fields"
-        raise TypeError(f"{kind.__name__} must be decorated with @jaxdp.record, {remedy}.")
+    _check_class(type(mechanism))
     mechanism.check_structure()
     tests: list[Array | bool] = []
 

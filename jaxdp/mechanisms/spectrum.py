@@ -76,7 +76,7 @@ def _closed_sum(closed: list[Stack], direction: str) -> Callable[[jax.Array], ja
         result = xp.zeros(xp.shape(z), xp.complex128)
         for record, times in closed:
             argument = -1 - z if direction == "reverse" and not record.symmetric else z
-            values = xp.vmap(lambda r, w=argument: r.log_mgf(w))(record)
+            values = xp.vmap(lambda r, w=argument: xp.broadcast_to(r.log_mgf(w), xp.shape(w)))(record)
             # Where E_P[exp(z L)] diverges, a formula with logarithms has a finite value, which is not real.
             values = xp.where((xp.imag(z) == 0) & (xp.abs(xp.imag(values)) > _NOT_REAL), xp.inf, values)
             weights = times.reshape(times.shape + (1,) * xp.ndim(z))
@@ -90,7 +90,7 @@ def _log_modulus(known: list[Stack]) -> Callable[[jax.Array, jax.Array], jax.Arr
     def total(low: jax.Array, high: jax.Array) -> jax.Array:
         result = xp.zeros_like(low)
         for record, times in known:
-            each = xp.vmap(lambda r: r.log_modulus(low, high))(record)
+            each = xp.vmap(lambda r: xp.broadcast_to(r.log_modulus(low, high), xp.shape(low)))(record)
             result = result + xp.sum(xp.where(times > 0, times, 0.0)[:, None, None] * each, axis=0)
         return result
 
