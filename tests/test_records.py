@@ -569,6 +569,7 @@ class OneDirection(WithoutLattice):
         return ("forward",)
 
 
+@pytest.mark.slow
 def test_directions_that_the_composition_does_not_compute_are_refused():
     """The swapped pairs were left out, or taken in place of the pair that the record asks for."""
     with pytest.raises(jaxdp.UnsupportedMechanismError, match="DiscretePair needs other pairs under 'replace_one'"):
@@ -591,12 +592,19 @@ class WithoutNumbers(jaxdp.Mechanism):
         return z * (z + 1) / 2
 
 
+@jaxdp.record
+class OneWord(KnownByItsMoments):
+    relations = "remove"
+
+
 @pytest.mark.parametrize("make", [lambda m: m, lambda m: jaxdp.repeat(m, 3), lambda m: jaxdp.compose(m, m)])
 def test_records_without_decorator_or_numbers_are_refused(make):
     with pytest.raises(TypeError, match="NotDecorated must be decorated with @jaxdp.record"):
         jaxdp.epsilon(make(NotDecorated(1.0)), 1e-5)
     with pytest.raises(TypeError, match="WithoutNumbers must have a numeric field"):
         jaxdp.epsilon(make(WithoutNumbers()), 1e-5)
+    with pytest.raises(TypeError, match="OneWord.relations must be a tuple"):
+        jaxdp.epsilon(make(OneWord(1.0)), 1e-5)
 
 
 @jaxdp.record

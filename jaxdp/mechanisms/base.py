@@ -341,10 +341,12 @@ def _harmless_outside(rows: Any, mechanism: M) -> M:
 
 
 def _check_class(kind: type[Mechanism]) -> None:
-    """TypeError for a class without the decorator, and for one that changes a formula of a record of the library."""
+    """TypeError for a class without the decorator, with relations of a wrong type, or that changes a library formula."""
     if "__dataclass_fields__" not in vars(kind):
         remedy = "by which jaxdp finds its numeric fields"
         raise TypeError(f"{kind.__name__} must be decorated with @jaxdp.record, {remedy}.")
+    if isinstance(kind.relations, str):
+        raise TypeError(f"{kind.__name__}.relations must be a tuple such as ('remove',), got {kind.relations!r}.")
     library = next(each for each in kind.__mro__ if each.__module__.startswith("jaxdp."))
     if library is not kind and "__dataclass_fields__" in vars(library):
         changed = [n for n in ("log_mgf", "finite_pair") if getattr(kind, n) is not getattr(library, n)]
