@@ -341,7 +341,7 @@ def _harmless_outside(rows: Any, mechanism: M) -> M:
 
 
 def _check_class(kind: type[Mechanism]) -> None:
-    """TypeError for a class without the decorator, with relations of a wrong type, or that changes a library formula."""
+    """TypeError for a class without the decorator, with relations that are text, or that changes a library formula."""
     if "__dataclass_fields__" not in vars(kind):
         remedy = "by which jaxdp finds its numeric fields"
         raise TypeError(f"{kind.__name__} must be decorated with @jaxdp.record, {remedy}.")
