@@ -205,21 +205,19 @@ def test_an_interrupt_says_what_is_kept(tmp_path):
 
 
 def test_a_resumed_bar_starts_where_it_stopped(tmp_path, capsys):
-    stop = [True]
+    stop = tmp_path / "stop"
+    stop.touch()
 
-    class Square:
-        __slots__ = ()
-
-        def __call__(self, a):
-            if stop and 70 in a:
-                raise KeyboardInterrupt
-            return a**2
+    def square(a):
+        if stop.exists() and 70 in a:
+            raise KeyboardInterrupt
+        return a**2
 
     path = tmp_path / "grid.zarr"
     with pytest.raises(KeyboardInterrupt):
-        sweep(Square(), a=np.arange(100.0), batch_size=10, path=path)
-    stop.clear()
-    sweep(Square(), a=np.arange(100.0), batch_size=10, path=path, progress=True)
+        sweep(square, a=np.arange(100.0), batch_size=10, path=path)
+    stop.unlink()
+    sweep(square, a=np.arange(100.0), batch_size=10, path=path, progress=True)
     assert "70%" in capsys.readouterr().err.split("\r")[1]
 
 
