@@ -74,6 +74,15 @@ def test_a_printed_bound_is_rounded_outward(capsys):
         assert upper >= jaxdp.epsilon(jaxdp.Gaussian(sigma), 1e-6)
 
 
+def test_a_printed_bound_holds_at_the_printed_parameters(capsys):
+    for given in (("--sigma", "0.5:5:14", "--delta", "1e-5"), ("--sigma", "0.7", "--delta", "1e-9:1e-3:14:log")):
+        _, out, _ = run(capsys, "epsilon", "gaussian", *given)
+        for row in out.splitlines()[1:]:
+            sigma, _, delta, lower, upper = row.split()
+            found = jaxdp.epsilon_bounds(jaxdp.Gaussian(float(sigma)), float(delta))
+            assert float(lower) <= found.lower and found.upper <= float(upper) * (1 + 1e-15)
+
+
 def test_an_infinite_epsilon_is_valid_json(capsys):
     (row,) = records(capsys, "epsilon", "gaussian", "--sigma", 1, "--delta", 0)
     assert row["epsilon"] == "inf"

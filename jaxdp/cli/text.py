@@ -122,9 +122,15 @@ def print_table(rows: list[dict[str, Any]], roundings: dict[str, str], as_json: 
 
 
 def _cell(value: Any, rounding: str | None) -> str:
-    """The value in nine digits. A certified bound is rounded outward, so that the printed number is a bound too."""
+    """A certified bound in nine digits, rounded outward, so that it is a bound too; another number with all digits.
+
+    The bounds of a row hold at its own parameters: at parameters rounded to nine digits they may be wrong.
+    """
     if not isinstance(value, float) or not np.isfinite(value):
         return str(value)
     if value.is_integer() and abs(value) < 1e15:
         return f"{value:.0f}"
-    return f"{value:.9g}" if rounding is None else outward(value, rounding == "up", 9)
+    short = f"{value:.9g}"
+    if rounding is None:
+        return short if float(short) == value else repr(value)
+    return outward(value, rounding == "up", 9)
