@@ -98,7 +98,7 @@ def _encoded(name: str, value: Any) -> Any:
     if validate.is_traced(value):
         raise TypeError(f"{name} is a traced number; call to_json outside jit, vmap and grad.")
     array = np.asarray(value)
-    if array.dtype == object:  # fractions and the like
+    if array.dtype in (object, np.longdouble):  # fractions and the like
         array = validate.real_array(name, value)
     return strict(array.tolist()) if array.size else {"empty": list(array.shape)}
 

@@ -172,3 +172,9 @@ def test_a_name_that_stands_twice_is_refused():
 def test_a_fraction_is_written_as_the_number_that_verbs_compute_with():
     kept = jaxdp.from_json(jaxdp.to_json(jaxdp.Gaussian(Fraction(1, 3))))
     assert kept == jaxdp.Gaussian(1 / 3)
+
+
+def test_an_extended_float_is_written_as_the_number_that_verbs_compute_with():
+    given = jaxdp.Gaussian(np.array([1, 2], np.longdouble) / 3)
+    assert jaxdp.from_json(jaxdp.to_json(given)) == jaxdp.Gaussian(np.array([1 / 3, 2 / 3]))
+    assert jaxdp.from_json(jaxdp.to_json(jaxdp.Gaussian(np.longdouble(1) / 3))) == jaxdp.Gaussian(1 / 3)
