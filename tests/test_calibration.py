@@ -419,3 +419,17 @@ def test_what_every_value_meets_and_what_is_refused_beyond_is_said():
 
     with pytest.raises(ValueError, match=r"at 1 it is .*, at 256 it is .* refused the next value: steps must be"):
         jaxdp.calibrate(make, epsilon=1.0, delta=1e-5)
+
+
+@pytest.mark.parametrize("relation", ["add_or_remove", "replace_one"])
+def test_a_pair_that_meets_the_target_everywhere_does_not_decide(relation):
+    """Exact: the loss of the pair is at most 0.4 - 0.3 s, that of the swapped pair 0.5 + 1.5 s."""
+
+    def make(s):
+        first, second = 0.01 * np.exp(0.3 * np.asarray(s) - 0.4), 0.01 * np.exp(0.5 + 1.5 * np.asarray(s))
+        p = np.broadcast_to([0.01, 0.01, 0.98], (*np.shape(s), 3))
+        return jaxdp.DiscretePair(p, np.stack([first, second, 1 - first - second], -1))
+
+    for target, best in ((1.0, 1 / 3), (1.7, 0.8), (3.0, 1.0)):
+        found = jaxdp.calibrate(make, epsilon=target, delta=1e-9, bracket=(0.0, 1.0), relation=relation)
+        assert found == pytest.approx(best, abs=1e-6)

@@ -83,11 +83,14 @@ def calibrate(
         return np.empty(problem.shape)
     # Search with one dominating pair first, which costs half as much as with both. The epsilon of one pair is at most
     # that of both, so a value that fails for one pair fails for both. The solution is then tested with both pairs. If
-    # it fails, or the search finds none, the other pair is tried, and after that both pairs together.
+    # it fails, or the search finds none, the other pair is tried, and after that both pairs together. Where every value
+    # meets the target for one pair, the solution is that of the other pair.
     with provenance.within("calibrate"):
         for pair in problem.pairs():
             with contextlib.suppress(ValueError):
-                return _verified(problem, _searched(pair, bracket is None, keep_others), _ROUNDING)
+                search = _searched(pair, bracket is None, keep_others)
+                if np.all(search.lost | (search.safe != search.unsafe)):
+                    return _verified(problem, search, _ROUNDING)
         return _verified(problem, _searched(problem, bracket is None, keep_others), np.inf)
 
 
