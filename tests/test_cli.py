@@ -303,6 +303,7 @@ def test_ranges_are_linear_logarithmic_or_lists(text, expected):
 def test_whole_ranges_are_rounded_and_distinct_but_lists_are_left_as_typed():
     np.testing.assert_array_equal(parse_range("n", "1:4:20:log", whole=True), [1, 2, 3, 4])
     np.testing.assert_array_equal(parse_range("n", "3,1.5", whole=True), [3, 1.5])
+    np.testing.assert_array_equal(parse_range("n", "1:3:2,2.5", whole=True), [1, 2.5, 3])  # it is refused later
 
 
 @pytest.mark.parametrize(

@@ -26,10 +26,9 @@ def parse_range(name: str, text: str, whole: bool = False) -> np.ndarray:
 
     whole: the values of a range are rounded to whole numbers, sorted, without duplicates.
     """
-    values = np.concatenate([_piece(name, piece) for piece in text.split(",")])
-    if whole and ":" in text:
-        values = np.unique(np.rint(values))
-    return values
+    pieces = [(piece, _piece(name, piece)) for piece in text.split(",")]
+    values = np.concatenate([np.rint(found) if whole and ":" in piece else found for piece, found in pieces])
+    return np.unique(values) if whole and ":" in text else values
 
 
 def _number(name: str, text: str, allowed: str = "a number, a comma list or START:STOP:COUNT[:log]") -> float:
@@ -132,5 +131,5 @@ def _cell(value: Any, rounding: str | None) -> str:
         return f"{value:.0f}"
     short = f"{value:.9g}"
     if rounding is None:
-        return short if float(short) == value else repr(value)
+        return short if float(short) == value else repr(value).removesuffix(".0")
     return outward(value, rounding == "up", 9)
