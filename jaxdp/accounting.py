@@ -367,6 +367,7 @@ def _evaluate(
     for route, (lower, upper) in zip(routes, found, strict=True):
         if verb == "epsilon":
             upper = _down_to_zero(route, params, flat[first], lower, upper)
+        lower = np.where(lower < SMALLEST, 0.0, lower)  # a subnormal number may have been rounded up
         # + 0.0: no answer is -0.0
         lower, upper = lower[inverse] + 0.0, np.where(subnormal, VACUOUS[verb], upper[inverse]) + 0.0
         answers.append((lower.reshape(shape), upper.reshape(shape)))

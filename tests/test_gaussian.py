@@ -58,6 +58,12 @@ def test_a_delta_below_the_smallest_double_is_not_reported_as_zero():
     assert jaxdp.delta(jaxdp.Gaussian(1.0), 60.0) > 0
 
 
+def test_bounds_enclose_a_delta_that_has_few_digits_in_float64():
+    with mp.workdps(60):
+        for eps in np.linspace(38.0, 38.57, 40):
+            assert encloses(jaxdp.delta_bounds(jaxdp.Gaussian(1.0), eps), gaussian_delta_in_digits(float(eps), 1.0))
+
+
 def test_epsilon_at_the_edges_of_delta():
     noise = jaxdp.Gaussian(1.0)
     assert jaxdp.epsilon(noise, 0.0) == np.inf
