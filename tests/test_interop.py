@@ -434,6 +434,8 @@ def test_bad_arguments_are_named():
         interop.PrivacyAccountant("add")
     with pytest.raises(ValueError, match="noise_multiplier must be"):
         interop.from_dp_event(dp_event.GaussianDpEvent(-1.0))
+    with pytest.raises(ValueError, match=r"sampling_probs must be as many as .* got \[0.5\] for \[1.0\]"):
+        interop.from_dp_event(mixture(1.0, 1.0, 0.5))
 
 
 @pytest.mark.parametrize("count", [0, -1])

@@ -278,7 +278,7 @@ def _mixture(event: Any, relation: Any) -> Mechanism:
     if sizes.shape != chances.shape or sizes.ndim != 1 or not abs(math.fsum(chances) - 1) <= _SUM_TOLERANCE:
         raise ValueError(
             f"sampling_probs must be as many as sensitivities and sum to 1 (to {_SUM_TOLERANCE}), "
-            f"got {list(event.sampling_probs)} for {list(event.sensitivities)}."
+            f"got {chances.tolist()} for {sizes.tolist()}."
         )
     order = np.argsort(sizes[chances > 0])
     sizes, chances = sizes[chances > 0][order], _normalised(chances[chances > 0][order])
