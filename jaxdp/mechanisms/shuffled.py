@@ -151,7 +151,10 @@ class Shuffled(Mechanism):
             )
 
     def upper_laws(self, composed: bool = False) -> Law:
-        """Laws of X for the upper bound; first axis: pairs of inputs. Bound "closed_form" gets the clones' law."""
+        """Laws of X for the upper bound; first axis: pairs of inputs. Bound "closed_form" gets the clones' law.
+
+        composed: for compositions, for which laws with fewer outcomes may do.
+        """
         known = self.randomizer
         if isinstance(known, KnownRandomizer) and self.chosen_bound() == "blanket":
             return known.composed_laws() if composed else known.upper_laws()

@@ -14,7 +14,7 @@ def largest_value(
 ) -> np.ndarray:
     """The largest value found of each function of a batch, by a search between low and high, of the batch's shape.
 
-    value_at: (points on a further last axis, relative tolerance) -> values in [0, 1]. idle: a point left of ``low`` at
+    value_at: (points on a further last axis, relative tolerance) -> values, at most 1. idle: a point left of ``low`` at
     which evaluation costs little; functions whose search is over get it.
     """
     # The maximum of a concave function lies between the neighbours of the best point.

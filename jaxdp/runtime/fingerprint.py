@@ -80,7 +80,7 @@ def _feed_object(digest: Any, value: Any, seen: dict[int, Any]) -> None:
         own = value.__module__.split(".")[0] not in _OPAQUE
         written = {k: v for k, v in vars(value).items() if k[:2] != "__" or k in ("__call__", "__post_init__")}
         _feed(digest, (written, value.__bases__) if own else (), seen)
-    elif isinstance(value, property):
-        _feed(digest, value.fget, seen)
+    elif isinstance(value, (property, classmethod, staticmethod)):
+        _feed(digest, value.fget if isinstance(value, property) else value.__func__, seen)
     elif not isinstance(value, (types.ModuleType, types.FunctionType)):
         _feed(digest, (type(value), dict(getattr(value, "__dict__", {}))), seen)

@@ -11,7 +11,7 @@ from jaxdp.mechanisms.composition import Stack
 from jaxdp.mechanisms.shuffled import LossLaw, Shuffled
 from jaxdp.shuffle import bounds, closed_form, rounds
 from jaxdp.shuffle.law import Law
-from jaxdp.sources.shuffling import LOWER_GAP, LOWER_NODES, batch_of_laws, composed_laws, lower_laws, worst
+from jaxdp.sources.shuffling import LOWER_GAP, LOWER_NODES, batch_of_laws, lower_laws, upper_laws, worst
 
 # Gap asked for and most nodes of a sum, for the log deltas that place the grid of a round's finite pair.
 _FIRST_GAP, _FIRST_NODES = 0.1, 128
@@ -83,7 +83,7 @@ def grids_of(
 
 def _widest_law(flat: Shuffled) -> Law:
     """For each row, of the laws of all pairs of inputs, the law with the largest loss: beyond it all deltas are 0."""
-    laws = batch_of_laws(composed_laws, flat)
+    laws = batch_of_laws(upper_laws, flat, composed=True)
     return _chosen(laws, np.max(np.where(laws.first > 0, laws.loss, -np.inf), axis=-1))
 
 
@@ -104,7 +104,7 @@ def _log_profile(flat: Shuffled, grid: np.ndarray, gaps: Any, most: int) -> np.n
         with np.errstate(divide="ignore"):
             logs = np.log(closed_form.clones_closed_form_delta(eps0, users[:, None], grid))
         return rounds.by_rows(rounds.of_both_orders, grid, logs)
-    laws = jax.tree_util.tree_map(lambda a: np.repeat(a, size, axis=0), batch_of_laws(composed_laws, flat))
+    laws = jax.tree_util.tree_map(lambda a: np.repeat(a, size, axis=0), batch_of_laws(upper_laws, flat, composed=True))
     gaps = np.broadcast_to(gaps, grid.shape).ravel()
     return worst("log_delta", laws, np.repeat(users, size), grid.ravel(), gaps, most).upper.reshape(grid.shape)
 

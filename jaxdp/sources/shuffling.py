@@ -26,15 +26,9 @@ _CLOSED_FORM = {"delta": closed_form.clones_closed_form_delta, "epsilon": closed
 
 
 @kernel(working_set=512, by_numpy=2**16, at_once=512)
-def upper_laws(mechanism: Shuffled) -> Law:
+def upper_laws(mechanism: Shuffled, *, composed: bool = False) -> Law:
     """`Shuffled.upper_laws` of each row."""
-    return mechanism.upper_laws()
-
-
-@kernel(working_set=512, by_numpy=2**16, at_once=512)
-def composed_laws(mechanism: Shuffled) -> Law:
-    """`Shuffled.upper_laws` of each row, for compositions."""
-    return mechanism.upper_laws(composed=True)
+    return mechanism.upper_laws(composed)
 
 
 @kernel(working_set=512, by_numpy=2**16, at_once=512)
@@ -44,9 +38,9 @@ def lower_laws(mechanism: Shuffled) -> Law:
     return randomizer.lower_laws() if isinstance(randomizer, KnownRandomizer) else law.two_point(mechanism.max_loss())
 
 
-def batch_of_laws(kernel: Kernel, mechanism: Shuffled) -> Law:
+def batch_of_laws(kernel: Kernel, mechanism: Shuffled, **static: bool) -> Law:
     """The laws that the kernel returns for concrete rows; repeated laws of a `FiniteRandomizer` are removed."""
-    laws = kernel(mechanism)
+    laws = kernel(mechanism, **static)
     return law.distinct(laws) if isinstance(mechanism.randomizer, FiniteRandomizer) else laws
 
 

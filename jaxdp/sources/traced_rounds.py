@@ -17,7 +17,7 @@ from jaxdp.shuffle import bounds, closed_form, rounds
 from jaxdp.shuffle.law import Law, stacked
 from jaxdp.sources.base import batched, differentiated
 from jaxdp.sources.round_laws import has_rounds
-from jaxdp.sources.shuffling import composed_laws, exact_source, lower_laws
+from jaxdp.sources.shuffling import exact_source, lower_laws, upper_laws
 
 _TRACED_POINTS, _TRACED_AT_ONCE = 256, 16  # points of a grid under a trace; points computed at once, to save memory
 
@@ -26,7 +26,7 @@ def _upper_point(record: Shuffled, epsilon: Any) -> Any:
     """Upper bound of log delta of one round at one traced epsilon; differentiable in the randomizer."""
     if record.chosen_bound() == "closed_form":
         return jnp.log(closed_form.clones_closed_form_delta.point(record.max_loss(), record.num_users, epsilon))
-    laws = composed_laws.point(record)
+    laws = upper_laws.point(record, composed=True)
     return jnp.max(jax.lax.map(lambda made: bounds.log_delta_by_nodes(made, record.num_users, epsilon), laws))
 
 
@@ -63,7 +63,7 @@ def traced_law_of(
         finer = rounds.refined(grid, logs, tilt, log_end, points=_TRACED_POINTS)
         return jnp.where(i == 0, finer, grid), tilt, logs, by_numbers
 
-    laws = composed_laws.point(record)
+    laws = upper_laws.point(record, composed=True)
     best = jnp.argmax(jnp.max(jnp.where(laws.first > 0, laws.loss, -jnp.inf), axis=-1))
     widest = jax.tree_util.tree_map(lambda a: a[best], laws)
     first = rounds.first_grid(widest, record.num_users, 0.0 if z is None else z, points=_TRACED_POINTS)
