@@ -528,3 +528,16 @@ def test_a_factor_that_underflows_is_not_forgotten():
 
 def test_runs_that_are_never_apart_cost_next_to_nothing():
     assert iteration.gdp_mu(0.9, 1.0, [1.0, 0.0], diameter=0.0) < 1e-100
+
+
+@pytest.mark.parametrize("unit", [1e-160, 1e160])
+def test_neither_bounds_nor_derivatives_depend_on_the_unit_of_length(unit):
+    contraction, ones = np.full(4, 0.9), np.ones(4)
+    per_index = jaxdp.iteration.per_index_mu(contraction, ones * unit, ones * unit)
+    np.testing.assert_allclose(per_index, jaxdp.iteration.per_index_mu(contraction, ones, ones), rtol=1e-12)
+    with jax.enable_x64(True):
+        found, expected = (
+            jax.grad(lambda k, scale: jaxdp.iteration.gdp_mu(k, ones * scale, ones * scale))(contraction, scale)
+            for scale in (unit, 1.0)
+        )
+    np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-14)

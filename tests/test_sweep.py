@@ -388,10 +388,10 @@ def test_the_fingerprint_sees_the_methods_of_the_users_classes():
         exec(code + "def f(x): return jaxdp.epsilon(Mine(x), 1e-5)\nmine = Mine(1.0)", scope)
         return [fingerprint(scope[name]) for name in ("f", "mine")]
 
-    class Scale:
-        of = staticmethod(lambda x: 2 * x)
+    def class_of(kind, factor):
+        return type("Scale", (), {"__module__": "user", "of": kind(lambda *x: factor * x[-1])})
 
-    first, Scale.of = fingerprint(Scale), staticmethod(lambda x: 3 * x)
-    assert fingerprint(Scale) != first
+    for kind in (staticmethod, classmethod, property):
+        assert fingerprint(class_of(kind, 2)) == fingerprint(class_of(kind, 2)) != fingerprint(class_of(kind, 3))
     assert sweep_of("z * (z + 1)") == sweep_of("z * (z + 1)")
     assert all(a != b for a, b in zip(sweep_of("z * (z + 1)"), sweep_of("z * (z + 1) / 2"), strict=True))

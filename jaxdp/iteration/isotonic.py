@@ -44,6 +44,12 @@ def _patience(schedule, *_):
     return int(_STEPS_OF_COMPILING * max(0.1 * together, 1) / steps)
 
 
+def _unit(numbers):
+    """The largest number, or 1 if all are 0: the unit in which squares and their inverses stay in range."""
+    largest = xp.stop_gradient(xp.max(numbers))
+    return xp.where(largest > 0, largest, 1.0)
+
+
 def _log_slope(log_d, log_v):
     """log(D / v) of a block; inf for a distance without noise, -inf without a distance."""
     return xp.where(log_d > -xp.inf, log_d - log_v, -xp.inf)
@@ -157,10 +163,11 @@ def _cost(block, contraction, noise_std, shift):
     log_k = xp.cumsum(xp.log(xp.where(contraction > 0, contraction, 1.0)), axis=0)
     frame = jax.ops.segment_min(xp.stop_gradient(log_k), block, block.size + 1)[block]
     scale = xp.exp(frame - log_k)
-    parts = scale * shift, (scale * noise_std) ** 2
+    s_unit, d_unit = _unit(noise_std), _unit(shift)
+    parts = scale * shift / d_unit, (scale * noise_std / s_unit) ** 2
     distance, variance = (jax.ops.segment_sum(part, block, block.size + 1)[1:] for part in parts)
     noisy = variance > 0
-    return xp.sum(xp.where(noisy, distance**2 / xp.where(noisy, variance, 1.0), 0.0))
+    return xp.sum(xp.where(noisy, distance**2 / xp.where(noisy, variance, 1.0), 0.0)) * (d_unit / s_unit) ** 2
 
 
 def allocation_excess(contraction, noise_std, shift, mu):
@@ -172,7 +179,7 @@ def allocation_excess(contraction, noise_std, shift, mu):
     steps = shift.shape[-1]
     if steps == 0:
         return xp.zeros_like(mu)
-    s_unit, d_unit = (xp.where(xp.max(x) > 0, xp.max(x), 1.0) for x in (noise_std, shift))
+    s_unit, d_unit = _unit(noise_std), _unit(shift)
     apart = 2 * xp.max(abs_log(noise_std / s_unit)) + xp.max(abs_log(shift / d_unit))
     largest = math.log(steps + 1) + 2 * xp.sum(abs_log(contraction)) + apart
     units = abs_log(mu) + 2 * abs_log(d_unit) + 2 * abs_log(s_unit)
@@ -291,7 +298,7 @@ def single_participation_mu2(contraction, noise_std, shift):
         return shift
     valid = _is_valid(contraction, noise_std, shift)
     # More noise counts as 1e300, and squares or quotients that lose digits as 0. Less noise gives a larger mu^2.
-    huge, least = 1e300, 1e-307
+    huge, least, unit = 1e300, 1e-307, _unit(noise_std)
 
     def step(hidden, x):
         kappa, noise = x
@@ -300,8 +307,9 @@ def single_participation_mu2(contraction, noise_std, shift):
         before = xp.where(square > least, here / xp.where(square > least, square, 1.0), 0.0)
         return xp.where(before > least, xp.minimum(before, huge), 0.0), here
 
-    _, noise = xp.scan(step, xp.zeros((), shift.dtype), (contraction, noise_std), reverse=True)
-    mu2 = (shift / xp.sqrt(noise)) ** 2 * (1.0 + 8 * ULP * (shift.shape[0] + 8.0))
+    _, noise = xp.scan(step, xp.zeros((), shift.dtype), (contraction, noise_std / unit), reverse=True)
+    moved = xp.where(shift > 0, xp.maximum(shift / unit, 1e-290), 0.0)
+    mu2 = (moved / xp.sqrt(noise)) ** 2 * (1.0 + 8 * ULP * (shift.shape[0] + 8.0))
     mu2 = xp.where(shift > 0, xp.maximum(mu2, NEXT_TO_ZERO), 0.0)
     return xp.where(valid, mu2, xp.inf)
 
