@@ -12,7 +12,8 @@ from two_ways import compiled, plainly, row_by_row
 
 import jaxdp
 from jaxdp.interval import Bounds
-from jaxdp.numerics.special import log_binomial_pmf
+from jaxdp.numerics.rounding import ULP
+from jaxdp.numerics.special import log_binomial_pmf, sine_and_versine
 from jaxdp.shuffle import bounds, contour, counts, law, two_point
 from jaxdp.sources.shuffling import lower_laws, worst
 
@@ -47,6 +48,20 @@ def cases_of(family, kind):
 def test_golden_file_has_every_family_used_here():
     assert {case["family"] for case in GOLDEN} >= {*KERNELS, "krr", "renyi_clones"}
     assert len(cases_of("clones", "eps")) >= 20
+
+
+@pytest.mark.parametrize("run", [plainly, compiled], ids=["NumPy", "program"])
+def test_sines_and_versines_have_small_errors(run):
+    rng = np.random.default_rng(5)
+    angles = np.concatenate([rng.uniform(-top, top, 500) for top in (1e-3, 0.78, 1.3, 50.0, 1e4, 1e8, 1e12)])
+    angles = np.append(angles, [0.0, 1e-100, *(np.pi / 4 * np.arange(1, 20))])
+    found = run(sine_and_versine, angles)
+    with mpmath.workdps(60):
+        for u, sine, versine in zip(angles.tolist(), *found, strict=True):
+            for value, exact in ((sine, mpmath.sin(u)), (versine, 2 * mpmath.sin(mpmath.mpf(u) / 2) ** 2)):
+                error = abs(mpmath.mpf(value) - exact)
+                assert error <= 2 * ULP * (1 + abs(u)), u
+                assert error <= 6 * ULP * abs(exact) or abs(u) > np.pi / 4, u
 
 
 @pytest.mark.parametrize("family", KERNELS)

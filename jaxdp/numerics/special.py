@@ -28,6 +28,10 @@ _STIRLING_TABLE = np.array(
 )
 _STIRLING_SERIES = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360)
 _ATANH_SERIES = tuple(2.0 / (2 * j + 1) for j in range(1, 11))
+_SINE_SERIES = tuple((-1) ** i / math.factorial(2 * i + 1) for i in range(9))  # of (sin r)/r in r^2
+_VERSINE_SERIES = tuple((-1) ** i / math.factorial(2 * i + 2) for i in range(8))  # of (1 - cos r)/r^2 in r^2
+# pi/2 as a sum of three numbers; whole numbers up to 2^20 times the first or second are exact
+_QUARTER_TURN = 1.5707963267341256, 6.077100506303966e-11, 2.0222662487959506e-21
 _NEAR_ZERO = 0.3  # for |x| below, log(1 + x) = 2 artanh(x/(2 + x)) by series; its next term is < 1e-17 `deviance`(x)
 
 
@@ -52,6 +56,30 @@ def polynomial(coefficients: tuple[float, ...], x: jax.Array) -> jax.Array:
     for coefficient in coefficients[-3::-1]:
         value = value * x + coefficient
     return value
+
+
+def sine_and_versine(u: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(sin u, 1 - cos u). Errors are below 2 ULP (1 + |u|), and below 6 ULP relative for |u| < pi/4.
+
+    On a CPU, XLA calls a library for each sine and cosine, and so does NumPy, but not for tangents. The formulas here
+    take about a tenth of the time.
+    """
+    if xp.eager:
+        tangent = xp.tan(0.5 * u)
+        square = tangent * tangent
+        share = 2 / (1 + square)
+        return tangent * share, square * share
+    quarters = xp.round(u * (2 / math.pi))
+    rest = u
+    for part in _QUARTER_TURN:
+        rest = rest - quarters * part
+    rest = xp.clip(rest, -0.8, 0.8)  # from |u| = 2^50 on rest is not small; the error is at most 2 then
+    square = rest * rest
+    sine, versine = rest * polynomial(_SINE_SERIES, square), square * polynomial(_VERSINE_SERIES, square)
+    turned = quarters - 4 * xp.floor(0.25 * quarters)  # quarter turns besides whole turns: 0, 1, 2 or 3
+    odd, sign = (turned == 1) | (turned == 3), xp.where(turned < 2, 1.0, -1.0)
+    whole_sine, cosine = sign * xp.where(odd, 1 - versine, sine), sign * xp.where(odd, -sine, 1 - versine)
+    return whole_sine, xp.where(turned == 0, versine, 1 - cosine)
 
 
 def mills(x: jax.Array) -> jax.Array:

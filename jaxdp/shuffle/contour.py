@@ -8,7 +8,6 @@ notebooks/proofs/shuffle.md, sections 5 to 8. Every X is divided by the largest 
 """
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +15,7 @@ import numpy as np
 
 from jaxdp.domains import NEXT_TO_ZERO
 from jaxdp.numerics.roots import Evaluation
-from jaxdp.numerics.special import polynomial
+from jaxdp.numerics.special import polynomial, sine_and_versine
 from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.backend import long_arrays_pay
 from jaxdp.shuffle.law import Law
@@ -42,20 +41,13 @@ _BLUR = 6e-15  # relative error of an atom; also bounds the absolute error, as |
 _SIN_SERIES = tuple((-1) ** (i + 1) * 6 / math.factorial(2 * i + 3) for i in range(9))  # of 6 (sin u - u)/u^3 in u^2
 
 
-def _small_turn(u: Any) -> tuple[Any, Any, Any]:
-    """(sin u, sin u - u, 1 - cos u) for |u| <= 1, with small relative errors and without a library's sine."""
-    square = u * u
-    sine_minus_u = u * square / 6 * polynomial(_SIN_SERIES, square)
-    sine = u + sine_minus_u
-    return sine, sine_minus_u, sine * sine / (1 + xp.sqrt(1 - sine * sine))
-
-
 def _turn(u: Any) -> tuple[Any, Any, Any]:
-    """(sin u, sin u - u, 1 - cos u) for every u; for |u| >= 1 the error of sin u - u is about ULP |u|."""
-    sine, cosine = xp.sin(0.5 * u), xp.cos(0.5 * u)
-    small = xp.abs(u) < 1.0
-    near, whole_sine = _small_turn(xp.where(small, u, 0.0))[1], 2 * sine * cosine
-    return whole_sine, xp.where(small, near, whole_sine - u), 2 * sine * sine
+    """(sin u, sin u - u, 1 - cos u); sin u - u has a small relative error for |u| < 5/4, else one of about ULP |u|."""
+    small = xp.abs(u) < 1.25
+    near = xp.where(small, u, 0.0)
+    square = near * near
+    sine, versine = sine_and_versine(u)
+    return sine, xp.where(small, near * square / 6 * polynomial(_SIN_SERIES, square), sine - u), versine
 
 
 class Nodes(NamedTuple):
@@ -67,10 +59,10 @@ class Nodes(NamedTuple):
     slope: Any
 
 
-def nodes_of(s: Sum, t: Tilt, h: Any, index: Any, variances: Any, turn: Callable[[Any], Any] = _turn) -> Nodes:
-    """The sums over the nodes t = h index, index 0 halved, for each variance of an added Gaussian; turn: the sines."""
+def nodes_of(s: Sum, t: Tilt, h: Any, index: Any, variances: Any) -> Nodes:
+    """The sums over the nodes t = h index, index 0 halved, for each variance of an added Gaussian."""
     height = h * index
-    sine, sine_minus_u, versine = turn(s.x * height[:, None])
+    sine, sine_minus_u, versine = _turn(s.x * height[:, None])
     re = -xp.sum(t.weights * versine, axis=-1)
     # The terms of first order in t are not summed over atoms: their sum is t E X, known in closed form.
     growth = xp.expm1(t.c * s.x) * sine
@@ -87,7 +79,8 @@ def nodes_of(s: Sum, t: Tilt, h: Any, index: Any, variances: Any, turn: Callable
     variances = variances[:, None]
     modulus = xp.where(index == 0, 0.5, 1.0) * inverse * xp.exp(n * log_abs - 0.5 * variances * height * height)
     phase = n * angle + variances * c * height
-    cosine_n, sine_n = xp.cos(phase), xp.sin(phase)
+    sine_n, versine_n = sine_and_versine(phase)
+    cosine_n = 1 - versine_n
     rounding = _UNIT * n * (off / xp.sqrt(abs2) + xp.abs(angle) + xp.abs(log_abs))
     re_z2, im_z2 = c * c - height * height, 2 * c * height
     value = (re_z2 * cosine_n + im_z2 * sine_n) * inverse
@@ -299,11 +292,9 @@ def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
     s = sum_at(law, users, epsilon)
     t = known(s, saddle(s))
     h = LAST_NODE / (NODES * t.deviation)
-    small = NODES * h <= 1  # then all angles |x t| are at most 1, because |x| <= 1; else there is no bound
-    safe_h = xp.where(small, h, 1 / NODES)
-    sums = nodes_of(s, t, safe_h, xp.arange(NODES + 1.0), xp.zeros(1), _small_turn)
+    sums = nodes_of(s, t, h, xp.arange(NODES + 1.0), xp.zeros(1))
     sums = jax.tree_util.tree_map(lambda a: a[0], sums)
-    tail = xp.where(small, peak_bounds(s, t, h, (NODES + 1) * h), xp.inf)
+    tail = peak_bounds(s, t, h, (NODES + 1) * h)
     bounds = charged_for_rounding(s, t, h, sums, tail, xp.zeros(()), _FEW_SHIFTS)
     return evaluation(s, users * t.log_moment, *bounds, h / math.pi * sums.slope)
 
