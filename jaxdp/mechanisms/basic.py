@@ -120,10 +120,12 @@ class RandomizedResponse(NamedSetRandomizer):
     >>> print(f"{jaxdp.epsilon(jaxdp.Shuffled(survey, num_users=100_000), delta=1e-6):.4f}")
     0.1099
 
-    epsilon is the guarantee for replacing one person's value (replace_one, the natural relation). It is the guarantee
-    under every other relation, too.
+    epsilon is the guarantee for replacing one person's value (replace_one, the natural relation). Under the other
+    relations the same pair is used.
 
-    Assumes, when shuffled: what `Shuffled` assumes.
+    Assumes: under add, remove and add_or_remove, a person who is absent is hidden too, for example by a report that is
+    uniform over the categories. If whoever is absent sends nothing, the number of reports tells, and there is no such
+    guarantee. When shuffled, also what `Shuffled` assumes.
     """
 
     epsilon: RealField = field(NONNEGATIVE)
