@@ -174,13 +174,15 @@ def tradeoff(mechanism: Mechanism, false_positive_rate: Real, *, relation: Relat
     check_mechanism(mechanism)
     x = validate.probability("false_positive_rate", false_positive_rate)
     shape = validate.broadcast(mechanism=np.empty(batch_shape(mechanism)), false_positive_rate=x)
+    provenance.note("tradeoff", mechanism, relation or natural_relation(mechanism), "false_positive_rate", x)
     x = np.broadcast_to(x, shape)
     resolved, _ = _resolved(mechanism, relation)
     if is_gaussian(resolved):
         # Compiled arithmetic takes a subnormal rate for 0. A larger rate is safe: its false negative rate is smaller.
         x = np.where(x > 0, np.maximum(x, SMALLEST), x)
         return gaussian_tradeoff(normal_form(resolved, shape), x.reshape(-1)).reshape(shape)[()]
-    curves = [_tradeoff_of_pair(mechanism, x, r) for r in _single_relations(mechanism, relation)]
+    with provenance.observe():  # the calls of other verbs below are part of this one
+        curves = [_tradeoff_of_pair(mechanism, x, r) for r in _single_relations(mechanism, relation)]
     return np.minimum.reduce(curves)[()]
 
 

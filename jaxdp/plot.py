@@ -9,7 +9,6 @@ an ImportError that names the extra.
 from __future__ import annotations
 
 import functools
-import math
 import textwrap
 import weakref
 from collections.abc import Iterator
@@ -32,6 +31,7 @@ cbook, colors, lines, patches, ticker = (
     require(f"matplotlib.{name}", "plot", "plot") for name in ("cbook", "colors", "lines", "patches", "ticker")
 )
 _COLORS = 10
+_TARGETS = "delta", "epsilon", "order"  # attributes of a data set that the title shows
 _DASHES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 3)))
 
 
@@ -50,15 +50,16 @@ def curves(
 
     y: default the only variable, or "upper".
     dash: the dimension whose values are distinguished by the dashes of the lines; colours distinguish all others.
-        Default: a dimension of names (such as "bound") if there is another dimension for the colours, or a dimension of
-        at most six values if there are more lines than the ten colours.
+        Default, if there is another dimension for the colours: a dimension of names (such as "bound"), or else the
+        shortest dimension of at most six values.
     label: what the legend says of these lines, such as "upper bound". Needed where several calls share the axes.
     legend: "outside" (right of the axes), a place that ``Axes.legend`` knows ("best", "upper left", ...), or None for
         no legend. A single curve gets no legend.
     style: keywords of ``Axes.plot`` (``color``, ``linestyle``, ``marker``, ``linewidth``, ...), for all lines drawn.
 
-    The title shows the values of dimensions of length 1, unless the axes have a title. Coordinates spaced by factors
-    get a logarithmic axis, as do values that span more than a factor of 30. Infinite and NaN values are left out. A
+    The title shows the values of dimensions of length 1 and the delta, epsilon or order that all points share, unless
+    the axes have a title. Coordinates spaced by factors get a logarithmic axis, as do values that span more than a
+    factor of 30, but not false negative rates. Infinite and NaN values are left out. A
     figure without a layout engine gets the constrained one, which keeps subplots and legends apart.
     Returns ax. Raises ValueError for an unknown x, y or dash, or nothing finite to show.
 
@@ -225,7 +226,9 @@ def _variable(dataset: Dataset, name: str | None, *kept: str) -> tuple[str, Data
     if not np.isfinite(values.values).any():
         raise ValueError(f"{found} has no finite value to show.")
     values = values.squeeze([d for d in values.dims if values.sizes[d] == 1 and d not in kept])
-    return found, values, {str(c): values[c].values[()] for c in values.coords if values[c].ndim == 0}
+    fixed = {name: dataset.attrs[name] for name in _TARGETS if name in dataset.attrs and name not in dataset.variables}
+    fixed = {name: float(value) for name, value in fixed.items() if "," not in value}
+    return found, values, fixed | {str(c): values[c].values[()] for c in values.coords if values[c].ndim == 0}
 
 
 def _lines(values: DataArray, x: str) -> Iterator[tuple[dict[str, Any], DataArray]]:
@@ -249,8 +252,7 @@ def _dash_dimension(values: DataArray, x: str) -> str | None:
     others = [str(d) for d in values.dims if d != x]
     few = [d for d in others if values.sizes[d] <= len(_DASHES)]
     names = [d for d in few if not np.issubdtype(values[d].dtype, np.number)]
-    if not names and math.prod(values.sizes[d] for d in others) > _COLORS:
-        names = sorted(few, key=lambda d: values.sizes[d])
+    names = names or sorted(few, key=lambda d: -values.sizes[d])
     return names[-1] if names and len(others) > 1 else None
 
 
@@ -293,7 +295,7 @@ def _few_ticks(axis: Axis, values: np.ndarray) -> None:
 def _finish(ax: Axes, key: _Key, dataset: Dataset, x: str, y: str, fixed: dict[str, Any], values: DataArray) -> None:
     _scale(ax, values[x].values, "x")
     shown = values.values[np.isfinite(values.values) & (values.values > 0)]
-    if shown.size and shown.max() > 30 * shown.min():
+    if shown.size and shown.max() > 30 * shown.min() and y != "tradeoff":
         ax.set_yscale("log")
         _few_ticks(ax.yaxis, shown)
     quantity = _shared(ax.get_ylabel().replace("\n", " "), _title(dataset, y))

@@ -127,6 +127,21 @@ def test_the_band_of_bounds_that_meet_is_seen(dataset):
     assert ax.collections[0].get_linewidth() > 0
 
 
+def test_the_title_names_the_delta_that_all_points_share():
+    data = jaxdp.sweep(lambda sigma: jaxdp.epsilon(jaxdp.Gaussian(sigma), 1e-6), sigma=[1.0, 2.0, 4.0])
+    assert plot.curves(axes(), data, "sigma").get_title() == "delta = 1e-06"
+    some = jaxdp.sweep(lambda sigma, d: jaxdp.epsilon(jaxdp.Gaussian(sigma), d), sigma=[1.0, 2.0], d=[1e-6, 1e-5])
+    assert "delta" not in plot.curves(axes(), some, "sigma").get_title()
+
+
+def test_false_negative_rates_are_named_and_get_a_linear_axis():
+    rates = np.linspace(0, 1, 11)
+    data = jaxdp.sweep(lambda k, x: jaxdp.tradeoff(jaxdp.RandomizedResponse(1.0, k), x), k=[2, 3], x=rates)
+    assert data.attrs["verb"] == "tradeoff" and list(data.data_vars) == ["tradeoff"]
+    ax = plot.curves(axes(), data, "x")
+    assert (ax.get_ylabel(), ax.get_yscale()) == ("false negative rate", "linear")
+
+
 def test_a_title_of_the_callers_stays(dataset):
     ax = axes()
     ax.set_title("mine")

@@ -123,9 +123,9 @@ class RandomizedResponse(NamedSetRandomizer):
     epsilon is the guarantee for replacing one person's value (replace_one, the natural relation). Under the other
     relations the same pair is used.
 
-    Assumes: under add, remove and add_or_remove, a person who is absent is hidden too, for example by a report that is
-    uniform over the categories. If whoever is absent sends nothing, the number of reports tells, and there is no such
-    guarantee. When shuffled, also what `Shuffled` assumes.
+    Assumes: under add, remove and add_or_remove, a report is sent in place of an absent person's, drawn as for some
+    fixed category. If nothing is sent, the number of reports tells, and there is no such guarantee. When shuffled, also
+    what `Shuffled` assumes.
     """
 
     epsilon: RealField = field(NONNEGATIVE)

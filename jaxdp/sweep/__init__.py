@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 # Largest number of unfinished tiles at an executor: several for each worker of a large cluster, few enough to cancel.
 _WAITING = 512
 _ACCURACY = (
-    "certified: an upper bound of epsilon or delta is never below the truth; target relative gap 1e-6 in epsilon, "
-    "wider where double precision cannot reach it"
+    "certified: upper bounds are never below the truth, and lower bounds (also of false negative rates) never above; "
+    "target relative gap 1e-6 in epsilon, wider where double precision cannot reach it"
 )
 _NOT_AN_EXECUTOR = (
     "executor must follow concurrent.futures (submit returns a concurrent.futures.Future), got {}; "
