@@ -1,5 +1,7 @@
 """Targets at the ends of the float64 range: subnormal delta, infinite epsilon, all of the loss on one side."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import mpmath
@@ -405,6 +407,17 @@ def test_derivatives_next_to_the_largest_loss_are_those_of_its_mass(name):
     with jax.enable_x64(True):
         slopes = jax.grad(lambda x, d: jaxdp.epsilon(make(x), d), argnums=(0, 1))(number, small)
     np.testing.assert_allclose(slopes, [by_number, by_delta], rtol=1e-3 if name == "sampled" else 1e-4)
+
+
+@pytest.mark.slow
+def test_where_epsilon_is_a_loss_the_derivative_of_delta_is_the_one_to_the_right():
+    """Twenty randomized responses have the loss 0: d delta/d epsilon there is -Q(loss > 0), not half of it."""
+    with jax.enable_x64(True):
+        mechanism = jaxdp.repeat(jaxdp.RandomizedResponse(0.1), 20)
+        slope = float(jax.grad(lambda epsilon: jaxdp.delta(mechanism, epsilon))(0.0))
+    lie = 1 / (1 + math.exp(0.1))
+    truth = -sum(math.comb(20, k) * lie ** (20 - k) * (1 - lie) ** k for k in range(10))
+    assert slope == pytest.approx(truth, rel=1e-6)
 
 
 @pytest.mark.thorough

@@ -541,3 +541,11 @@ def test_neither_bounds_nor_derivatives_depend_on_the_unit_of_length(unit):
             for scale in (unit, 1.0)
         )
     np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.slow
+def test_the_derivative_of_mu_is_finite_where_nothing_depends_on_the_data():
+    ones = jnp.ones(3)
+    with jax.enable_x64(True):
+        slopes = jax.grad(lambda c, d: jaxdp.iteration.gdp_mu(c * ones, ones, d * ones), argnums=(0, 1))(1.0, 0.0)
+    assert np.all(np.isfinite(slopes))

@@ -127,6 +127,17 @@ def test_a_state_may_be_donated_and_the_key_remains():
     assert int(step(tx.init(PARAMS)).count) == 1 and int(step(tx.init(PARAMS)).count) == 1
 
 
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
+def test_sum_and_state_may_both_be_donated():
+    sgd = make(num_examples=50)
+    tx = sgd.privatize(KEY)
+    step = jax.jit(lambda total, state: tx.update(total, state, PARAMS), donate_argnums=(0, 1))
+    state = tx.init(PARAMS)
+    for _ in range(2):
+        _, state = step(sgd.clipped_sum(loss, PARAMS, X, state.count, DATA_KEY), state)
+    assert int(state.count) == 2
+
+
 def test_any_optimizer_may_follow_the_private_gradient():
     tx = optax.chain(make(num_examples=50).privatize(KEY), optax.adam(0.1))
 

@@ -24,9 +24,9 @@ def log_delta(make: Callable[[Any], Spectrum], params: Any, eps: jax.Array, effo
 
     The contour (abscissa, step, cut) is chosen at the given values and held fixed: delta does not depend on it, so
     neither does the derivative. With ``effort.smooth``, delta is that of the mechanism composed with a small Gaussian,
-    which makes the integrand decay up to the last node. On a lattice delta has kinks; the derivative is the one between
-    two kinks. Just below a largest loss with positive mass, rounding leaves no digit of the sum: there delta is taken
-    from this mass alone.
+    which makes the integrand decay up to the last node. On a lattice delta has kinks, one at each loss; the derivative
+    there is the one to the right. Just below a largest loss with positive mass, rounding leaves no digit of the sum:
+    there delta is taken from this mass alone.
     """
     frozen = xp.stop_gradient((params, eps))
     plan, _ = xp.stop_gradient(plan_delta(make(frozen[0]), frozen[1], effort.quadrature, xp.zeros(())))

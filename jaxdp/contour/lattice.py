@@ -82,7 +82,9 @@ def lattice_sum(contour: LatticeContour, eps: jax.Array, ref: jax.Array) -> tupl
     c, ell = contour.plan.c, contour.spacing
     position = (eps - contour.offset) / ell
     index = xp.floor(position) + 1
-    gap = xp.clip((index - position) * ell, 0.0, ell)
+    gap = (index - position) * ell
+    # not clip: where eps is a loss, gap = ell, and the derivative of clip would be half of the one to the right
+    gap = xp.where(gap < 0, 0.0, xp.where(gap > ell, ell, gap))
     beyond = contour.offset + index * ell
     front = xp.exp(contour.log_m_c - c * beyond - ref)
     a, b, inner = -xp.expm1(-gap), xp.exp(-gap) * -xp.expm1(gap - ell), xp.exp(-gap)

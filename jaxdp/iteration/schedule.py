@@ -42,7 +42,8 @@ def _checked_schedule(contraction, noise_std, shift):
 def _mu(kernel: Kernel, schedule: list[Any], *others: Any) -> Any:
     """mu at every point of the leading axes, from a kernel that rounds mu^2 up far enough for the root's rounding."""
     mu2 = at_points(kernel, *schedule, *others, own=(1,) * len(schedule) + (0,) * len(others))
-    return (jnp if validate.is_traced(mu2) else np).sqrt(mu2)
+    xp = jnp if validate.is_traced(mu2) else np
+    return xp.where(mu2 == 0, 0.0, xp.sqrt(xp.where(mu2 == 0, 1.0, mu2)))[()]  # the derivative of sqrt(0) is NaN
 
 
 def gdp_mu(contraction: Real, noise_std: Real, shift: Real, *, diameter: Real | None = None) -> Array:

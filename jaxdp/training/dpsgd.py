@@ -213,7 +213,8 @@ class DPSGD:
 
         zero = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.float32), params)
         used = (jnp.sum(sample.mask, dtype=jnp.int32) + microbatch - 1) // microbatch
-        start = ClippedSum(zero, jnp.zeros((), jnp.int32), jnp.asarray(step, jnp.int32))
+        # a copy: sum and state may both be donated to a jitted update, and may not share a buffer
+        start = ClippedSum(zero, jnp.zeros((), jnp.int32), jnp.array(step, jnp.int32))
         return jax.lax.fori_loop(0, used, add_microbatch, start)
 
     def optimizer(
