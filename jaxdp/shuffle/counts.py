@@ -196,6 +196,8 @@ def evaluate(law: Law, users: Any, epsilon: Any) -> Evaluation:
     upper = xp.logaddexp(summed, log_missed)
     upper = xp.minimum(xp.where(xp.isnan(upper), xp.inf, upper), single)
     lower = xp.minimum(log_of(net - error) - blur, upper)
+    # The sum takes a probability below NEXT_TO_ZERO for NEXT_TO_ZERO, which an upper bound may do.
+    lower = xp.where(xp.any((law.base > 0) & (law.base < 2 * NEXT_TO_ZERO)), -xp.inf, lower)
     estimate = xp.where(net > 0, log_of(net), upper)
     slope = -slope / xp.where(net > 0, net, 1.0)
     return Evaluation(upper, xp.where(xp.isnan(lower), -xp.inf, lower), estimate, slope)
