@@ -363,9 +363,8 @@ def _evaluate(
         asked = asked._replace(near=np.broadcast_to(asked.near, shape).reshape(flat.shape))
     first, inverse = _distinct((routes[0].params, asked.near), flat)
     params = jax.tree_util.tree_map(lambda x: np.asarray(x)[first], routes[0].params)
-    sources = [route.epsilon if verb == "epsilon" else route.delta for route in routes]
     answers = []
-    found = intersect(verb, sources, params, flat[first], asked.rows(first))
+    found = intersect(verb, [route.sources[verb] for route in routes], params, flat[first], asked.rows(first))
     for route, (lower, upper) in zip(routes, found, strict=True):
         if verb == "epsilon":
             upper = _down_to_zero(route, params, flat[first], lower, upper)
@@ -382,7 +381,7 @@ def _down_to_zero(route: Route, params: Any, delta: np.ndarray, lower: np.ndarra
     if not rows.size:
         return upper
     open_params = jax.tree_util.tree_map(lambda x: x[rows], params)
-    ((_, at_zero),) = intersect("delta", [route.delta], open_params, np.zeros(rows.size), BESIDE_GRADIENT)
+    ((_, at_zero),) = intersect("delta", [route.sources["delta"]], open_params, np.zeros(rows.size), BESIDE_GRADIENT)
     upper = upper.copy()
     upper[rows] = np.where(at_zero <= delta[rows], 0.0, upper[rows])
     return upper
@@ -406,8 +405,7 @@ def _largest(routes: list[Route], verb: str, target: Any, shape: tuple[int, ...]
 def _evaluate_traced(route: Route, verb: str, target: Any, shape: tuple[int, ...]) -> tuple[Any, Any]:
     flat = jnp.broadcast_to(jnp.asarray(target, jnp.float64), shape).reshape(int(np.prod(shape)))
     params = jax.tree_util.tree_map(lambda x: jnp.asarray(x, jnp.float64), route.params)
-    answer = route.traced_epsilon if verb == "epsilon" else route.traced_delta
     flat, subnormal = raised(flat) if verb == "epsilon" else (flat, False)  # subnormal deltas: as in `_evaluate`
-    lower, upper = answer(params, flat)
+    lower, upper = route.traced[verb](params, flat)
     upper = jnp.where(subnormal, jnp.inf, upper)
     return lower.reshape(shape), upper.reshape(shape)

@@ -144,9 +144,9 @@ def test_numpy_and_the_compiled_kernels_give_the_same_bounds(name, monkeypatch):
     np.testing.assert_allclose(ours.upper, theirs.upper, rtol=1e-7)
     assert np.all(ours.lower <= theirs.upper) and np.all(theirs.lower <= ours.upper)
     if name == "sampled Gaussian":  # new values do not recompile
-        before = contour.contour_epsilon.traces
+        before = contour.contour_bounds.traces
         jaxdp.epsilon_bounds(_two_noises([1.1, 1.5, 1.9], 0.012, 900), 1e-7, relation=relation)
-        assert contour.contour_epsilon.traces == before
+        assert contour.contour_bounds.traces == before
 
 
 @pytest.mark.parametrize(
@@ -158,6 +158,7 @@ def test_a_stack_of_distinct_sampled_gaussians_can_be_traced(direction, bands):
     point = ((sampled, np.array([10.0, 20.0, 0.0])),), np.array(1e-6), np.array(3.0)
     with x64(), jax.numpy_rank_promotion("allow"):
         shapes = jax.eval_shape(
-            lambda *args: contour.contour_epsilon.point(*args, direction=direction, effort=effort), *point
+            lambda *args: contour.contour_bounds.point(*args, verb="epsilon", direction=direction, effort=effort),
+            *point,
         )
     assert [each.shape for each in shapes] == [(), ()]

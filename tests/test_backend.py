@@ -150,7 +150,7 @@ def test_only_large_kernels_are_compiled_by_the_older_code_generator(monkeypatch
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     large, small = (compiler_options.__wrapped__("cpu", choice) for choice in (True, False))
     assert set(large) - set(small) == {"xla_cpu_use_fusion_emitters"}
-    assert contour.contour_epsilon.large and not shuffle_bounds.clones_law.large
+    assert contour.contour_bounds.large and not shuffle_bounds.clones_law.large
 
 
 def test_options_probed_inside_a_trace_are_those_probed_outside():
@@ -507,7 +507,7 @@ def _sampled(direction: str, effort=contour.SAMPLED_LADDER[0]) -> Callable[[], A
     """A function that traces a contour's kernel: K on the axis (plan, bounds) and on the line, the tail, the search."""
     mechanism = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(1.3), 0.003), 3000)
     stacks = jax.tree_util.tree_map(lambda x: x[0], normal_form(mechanism, (1,)))
-    point = functools.partial(contour.contour_epsilon.point, direction=direction, effort=effort)
+    point = functools.partial(contour.contour_bounds.point, verb="epsilon", direction=direction, effort=effort)
     return lambda: jax.make_jaxpr(point)(stacks, 1e-7, np.inf)
 
 

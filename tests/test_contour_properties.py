@@ -171,9 +171,9 @@ def test_of_two_pairs_the_one_that_is_certainly_not_larger_is_left_out(monkeypat
     monkeypatch.setattr(
         accounting, "_evaluate", lambda *_: [tuple(map(np.atleast_1d, each)) for each in (first, second)]
     )
-    routes = [Route(np.zeros(1), (), (), place, None) for place in range(2)]
+    routes = [Route(np.zeros(1), {}, {"epsilon": place}) for place in range(2)]
     found = accounting._largest(routes, "epsilon", np.zeros(1), (1,))
-    assert [route.traced_epsilon for route in found] == kept
+    assert [route.traced["epsilon"] for route in found] == kept
 
 
 @pytest.mark.parametrize("bad", [np.nan, -1.0, 1.5])
@@ -216,8 +216,13 @@ def test_delta_left_of_the_bulk_of_the_losses_is_close_and_encloses_the_exact_su
 def test_where_the_sum_is_lost_in_rounding_the_root_is_sought_further_left():
     mechanism = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(0.3), 1e-4), 2000)
     effort = contour.SAMPLED_LADDER[2]  # the cheapest effort that suffices
-    (lower,), (upper,) = contour.contour_epsilon(
-        normal_form(mechanism, (1,)), np.array([1e-7]), np.array([np.inf]), direction="reverse", effort=effort
+    (lower,), (upper,) = contour.contour_bounds(
+        normal_form(mechanism, (1,)),
+        np.array([1e-7]),
+        np.array([np.inf]),
+        verb="epsilon",
+        direction="reverse",
+        effort=effort,
     )
     assert upper - lower <= 1e-6 * upper
     # exact: a sum in extended precision gives delta(0.159113219955) = 1.00000000022918e-7, at abscissae 120 and 240

@@ -141,9 +141,9 @@ def test_a_trace_without_float64_is_refused_in_one_sentence():
 
 def test_new_values_of_the_same_shapes_do_not_recompile(compiled):
     jaxdp.epsilon(jaxdp.Gaussian(np.linspace(1, 2, 5)), 1e-5)
-    before = route.gaussian_epsilon.traces
+    before = route.gaussian_bounds.traces
     jaxdp.epsilon(jaxdp.Gaussian(np.linspace(3, 4, 5)), 1e-7)
-    assert route.gaussian_epsilon.traces == before
+    assert route.gaussian_bounds.traces == before
 
 
 def test_the_mills_ratio_has_no_hole_where_erfc_is_subnormal():

@@ -312,16 +312,18 @@ TWO_STEPS = [
 @pytest.mark.thorough
 def test_two_steps_with_a_rare_large_loss_are_enclosed_closely(monkeypatch):
     """One effort only: the cheaper ones, which a verb tries first and which suffice for larger deltas, do not run."""
-    monkeypatch.setattr(contour.contour_delta, "by_numpy", len(TWO_STEPS))  # one program of this size is enough
     sigma, rate, eps, delta = (np.array([float(case[i]) for case in TWO_STEPS]) for i in range(4))
     exact = [mp.mpf(case[3]) for case in TWO_STEPS]
     two = normal_form(jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(sigma), rate), 2), eps.shape)
     effort = next(effort for effort in contour.BANDED_LADDER if effort.bands >= 8)
     half = slice(None, None, 2)
     rows = jax.tree_util.tree_map(lambda x: x[half], two)
-    lower, upper = contour.contour_epsilon(rows, delta[half], 1.1 * eps[half], direction="forward", effort=effort)
+    lower, upper = contour.contour_bounds(
+        rows, delta[half], 1.1 * eps[half], verb="epsilon", direction="forward", effort=effort
+    )
     assert (lower <= eps[half]).all() and (eps[half] <= upper).all() and (upper - lower < 1e-6 * upper).all()
-    lower, upper = contour.contour_delta(two, eps, 10 * delta, direction="forward", effort=effort)
+    monkeypatch.setattr(contour.contour_bounds, "by_numpy", len(TWO_STEPS))  # one program of this size is enough
+    lower, upper = contour.contour_bounds(two, eps, 10 * delta, verb="delta", direction="forward", effort=effort)
     assert all(encloses(bounds, value) for bounds, value in zip(zip(lower, upper, strict=True), exact, strict=True))
     assert (upper - lower < 1e-6 * upper)[delta > 1e-200].all()  # (a verb asks no bands for a delta below 1e-60)
 
@@ -352,11 +354,11 @@ def test_bands_and_the_plain_contour_agree_on_steps_of_several_kinds():
 
 def test_where_hardly_a_tilt_is_found_the_bounds_of_delta_are_valid_not_nan(monkeypatch):
     """A NaN would be a BackendError: the bounds of a program and of NumPy would not overlap."""
-    monkeypatch.setattr(contour.contour_delta, "by_numpy", 2)
+    monkeypatch.setattr(contour.contour_bounds, "by_numpy", 2)
     sigma, rate, steps, eps = np.array([[9.0839, 5.001e-5, 216, 1.15482], [8.1394, 0.149547, 8, 19.9274]]).T
     stacks = normal_form(jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(sigma), rate), steps), eps.shape)
     effort = next(effort for effort in contour.BANDED_LADDER if effort.bands)
-    lower, upper = contour.contour_delta(stacks, eps, np.ones(2), direction="forward", effort=effort)
+    lower, upper = contour.contour_bounds(stacks, eps, np.ones(2), verb="delta", direction="forward", effort=effort)
     assert (lower <= upper).all() and (0 < upper).all() and (upper < 1e-20).all()  # the exact ones are positive
 
 

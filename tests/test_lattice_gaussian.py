@@ -14,7 +14,7 @@ from jaxdp.mechanisms.composition import normal_form
 from jaxdp.runtime.arrays import on_host
 from jaxdp.runtime.backend import compiler_options
 from jaxdp.sources import contour
-from jaxdp.sources.simple import law_delta
+from jaxdp.sources.simple import law_bounds
 
 RATE = 0.1
 
@@ -73,7 +73,10 @@ def test_both_sides_of_one_run_are_around_the_sum_over_all_integers(fine):
         above, below = (
             jax.tree_util.tree_map(lambda leaf: leaf[:, 0], side) for side in record.enclosing_records("forward", fine)
         )
-        upper, lower = law_delta(above, eps, direction="forward")[1], law_delta(below, eps, direction="forward")[0]
+        upper, lower = (
+            law_bounds(above, eps, verb="delta", direction="forward")[1],
+            law_bounds(below, eps, verb="delta", direction="forward")[0],
+        )
         assert np.all(lower <= exact * (1 + 2e-13)), sigma
         assert np.all(upper >= exact * (1 - 2e-13)), sigma
         close = widths[fine]
@@ -113,8 +116,8 @@ def test_where_the_shift_is_far_larger_than_sigma_the_bounds_hold_or_are_vacuous
             jax.tree_util.tree_map(lambda leaf: leaf[:, 0], side) for side in record.enclosing_records("forward", False)
         )
         for direction in ("forward", "reverse"):  # the two laws do not overlap: delta at 0 is the rate
-            assert np.all(law_delta(above, eps, direction=direction)[1] >= RATE * (1 - 1e-12)), shift
-            assert np.all(law_delta(below, eps, direction=direction)[0] <= RATE * (1 + 1e-12)), shift
+            assert np.all(law_bounds(above, eps, verb="delta", direction=direction)[1] >= RATE * (1 - 1e-12)), shift
+            assert np.all(law_bounds(below, eps, verb="delta", direction=direction)[0] <= RATE * (1 + 1e-12)), shift
 
 
 # (sigma, sensitivity, c). theta is one sum below sigma 0.4 and the dual sum above: points for both, two next to 0.4.

@@ -21,7 +21,7 @@ from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.arrays import on_host, xp
 from jaxdp.runtime.backend import compiler_options
 from jaxdp.sources import contour
-from jaxdp.sources.simple import law_delta, law_epsilon
+from jaxdp.sources.simple import law_bounds
 
 # Relative tolerances.
 EXACT = 1e-11  # an exact finite law is summed once; the rounding of a few thousand terms is added outward
@@ -35,7 +35,7 @@ EPS = np.array([-0.4, 0.0, 0.04, 0.1, 0.15, 0.6, 1.1])
 def one_run(mechanism, eps, direction):
     """(lower, upper) bounds of delta of one run, summed over its finite law, without a contour integral."""
     ((record, _),) = normal_form(mechanism, eps.shape)
-    return law_delta(jax.tree_util.tree_map(lambda leaf: leaf[:, 0], record), eps, direction=direction)
+    return law_bounds(jax.tree_util.tree_map(lambda leaf: leaf[:, 0], record), eps, verb="delta", direction=direction)
 
 
 def geometric(eps, scale, shift):
@@ -125,10 +125,10 @@ def test_epsilon_of_one_run_inverts_delta_and_brackets_it():
     ((record, _),) = normal_form(POISSON(base, RATE), (3,))
     record = jax.tree_util.tree_map(lambda leaf: leaf[:, 0], record)
     deltas = np.array([1e-9, 1e-3, 0.02])
-    lower, upper = law_epsilon(record, deltas, direction="forward")
-    assert np.all(law_delta(record, upper, direction="forward")[1] <= deltas)
+    lower, upper = law_bounds(record, deltas, verb="epsilon", direction="forward")
+    assert np.all(law_bounds(record, upper, verb="delta", direction="forward")[1] <= deltas)
     assert np.all(upper - lower <= 1e-10)
-    below = law_delta(record, upper * (1 - 1e-9), direction="forward")[0]
+    below = law_bounds(record, upper * (1 - 1e-9), verb="delta", direction="forward")[0]
     assert np.all(below > deltas)  # so upper is the smallest such epsilon, up to 1e-9
 
 
@@ -174,8 +174,8 @@ def test_both_bounds_of_a_sampled_grid_are_around_its_profile_and_close(name, fi
     above, below = (
         jax.tree_util.tree_map(lambda leaf: leaf[:, 0], side) for side in record.enclosing_records(direction, fine)
     )
-    _, upper = law_delta(above, eps, direction=direction)
-    lower, _ = law_delta(below, eps, direction=direction)
+    _, upper = law_bounds(above, eps, verb="delta", direction=direction)
+    lower, _ = law_bounds(below, eps, verb="delta", direction=direction)
     assert np.all(lower <= exact * (1 + 1e-12)) and np.all(upper >= exact * (1 - 1e-12))
     closeness = GRID / 8 if fine and record.refinable(direction) else GRID
     assert np.all(lower >= exact * (1 - closeness)) and np.all(upper <= exact * (1 + closeness))

@@ -18,9 +18,9 @@ from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import Stack
 from jaxdp.mechanisms.gaussian import GaussianMechanism
 from jaxdp.shuffle import rounds
-from jaxdp.sources.base import Answer, Asked, Point, Points, Route, Source, intersect, one_or_composed, traced_bounds
+from jaxdp.sources.base import VACUOUS, Answer, Asked, Points, Route, Source, intersect, one_or_composed, traced_bounds
 from jaxdp.sources.contour import contour_route
-from jaxdp.sources.gaussian import gaussian_delta, gaussian_epsilon
+from jaxdp.sources.gaussian import gaussian_bounds
 
 _SIGNS = {"forward": 1.0, "reverse": -1.0}  # as in `jaxdp.allocation.law`
 _NEAR_END = 14.0  # nats above log(mass at infinity): bounds of a smaller log delta of an epoch need not be close
@@ -43,22 +43,21 @@ def _one_epoch(verb: str, direction: str) -> tuple[Source, ...]:
 
 def epoch_route(flat: Any, direction: str) -> Route:
     """The route of one epoch in which everybody takes part once. flat: the record as rows."""
-    return Route(flat, _one_epoch("epsilon", direction), _one_epoch("delta", direction), *_traced(direction))
+    return Route(flat, {verb: _one_epoch(verb, direction) for verb in VACUOUS}, _traced(direction))
 
 
 @functools.cache
-def _traced(direction: str) -> tuple[Points, Points]:
-    effort, sign = bounds.EFFORTS[1], _SIGNS[direction]
+def _traced(direction: str) -> dict[str, Points]:
+    sign = _SIGNS[direction]
 
-    def answer(kernel: Any) -> Point:
-        return lambda p, target: tuple(kernel.point(p.num_steps, p.noise_multiplier(), sign, target, effort=effort))
+    def answer(p: RandomAllocation, target: Any, verb: str) -> tuple[Any, Any]:
+        kernel = bounds.allocation_epsilon if verb == "epsilon" else bounds.allocation_delta
+        return tuple(kernel.point(p.num_steps, p.noise_multiplier(), sign, target, effort=bounds.EFFORTS[1]))
 
     def log_delta(p: RandomAllocation, epsilon: Any) -> Any:
         return bounds.log_delta(p.num_steps, p.noise_multiplier(), sign, epsilon)
 
-    epsilon, delta = answer(bounds.allocation_epsilon), answer(bounds.allocation_delta)
-    route = functools.partial(epoch_route, direction=direction)
-    return traced_bounds(epsilon, delta, log_delta, route, 2**20, jax.jacfwd)
+    return traced_bounds(answer, log_delta, functools.partial(epoch_route, direction=direction), 2**20, jax.jacfwd)
 
 
 # ---- composition ----
@@ -94,18 +93,17 @@ class _Epochs:
         above, below = enclosing(params, self.direction, self.fine, **given)
 
         def side(stacks: tuple[Stack, ...]) -> tuple[Any, Any]:
-            sources = getattr(contour_route(stacks, self.direction), self.verb)
+            sources = contour_route(stacks, self.direction).sources[self.verb]
             (found,) = intersect(self.verb, [sources], stacks, target, asked.at_least(_PAIR_GAP))
             return found
 
         upper = side(above)[1]
-        solve = gaussian_epsilon if self.verb == "epsilon" else gaussian_delta
-        lower = solve(_gaussians(params, summed=True), target)[0]
+        lower = gaussian_bounds(_gaussians(params, summed=True), target, verb=self.verb)[0]
         wanted = not (self.fine and asked.upper_only)  # the lower bound may show that the first grids suffice
         if wanted and not all(isinstance(record, GaussianMechanism) for record, _ in below):
             lower = np.fmax(lower, side(below)[0])
         if all(isinstance(record, (RandomAllocation, GaussianMechanism)) for record, _ in params):
-            upper = np.fmin(upper, solve(_gaussians(params, summed=False), target)[1])
+            upper = np.fmin(upper, gaussian_bounds(_gaussians(params, summed=False), target, verb=self.verb)[1])
         return np.fmin(lower, upper), upper
 
 
@@ -231,5 +229,5 @@ def _concrete_route(direction: str) -> Callable[[Any], Route]:
 def epochs_route(stacks: tuple[Stack, ...], direction: str) -> Route:
     """The route of a composition in which some mechanisms are epochs of random allocation."""
     traced = contour_route(stacks, direction, _concrete_route(direction))
-    epsilon, delta = (tuple(_Epochs(verb, direction, fine) for fine in (False, True)) for verb in ("epsilon", "delta"))
-    return dataclasses.replace(traced, epsilon=epsilon, delta=delta)
+    sources = {verb: tuple(_Epochs(verb, direction, fine) for fine in (False, True)) for verb in VACUOUS}
+    return dataclasses.replace(traced, sources=sources)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +14,6 @@ from jaxdp.runtime.backend import require_x64
 from jaxdp.runtime.precision import Kernel, by_rows
 from jaxdp.validate import is_traced
 
-Point = Callable[[Any, Any], tuple[Any, Any]]  # (params, target) -> (lower, upper) of one point
 Points = Callable[[Any, Any], Any]  # (params, target) -> (lower, upper) of a batch, or other numbers
 
 
@@ -90,20 +89,13 @@ def nothing(verb: str, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 class Route:
     """How bounds of one dominating pair are found: sources for concrete numbers, functions for traced numbers.
 
-    params: the pytree that the sources take; the first axis of each leaf is the batch. epsilon, delta: sources,
-    cheapest first. traced_epsilon, traced_delta: (params, target) -> (lower, upper) of a batch, differentiable.
+    params: the pytree that the sources take; the first axis of each leaf is the batch. sources: for "epsilon" and for
+    "delta", cheapest first. traced: for each of the two, (params, target) -> (lower, upper) of a batch, differentiable.
     """
 
     params: Any
-    epsilon: tuple[Source, ...]
-    delta: tuple[Source, ...]
-    traced_epsilon: Points
-    traced_delta: Points
-
-
-def source(kernel: Point) -> Source:
-    """The source made of a closed-form kernel. It settles every row: no other source narrows a closed form."""
-    return lambda params, target, known, asked: Answer(*kernel(params, target), True)
+    sources: Mapping[str, tuple[Source, ...]]
+    traced: Mapping[str, Points]
 
 
 def wide(lower: np.ndarray, upper: np.ndarray, gap: Any) -> np.ndarray:
@@ -214,20 +206,19 @@ def differentiated(value: Points, with_gradient: Callable[[Any, Any], Any]) -> P
 
 
 def traced_bounds(
-    epsilon: Point,
-    delta: Point,
+    bounds: Callable[..., tuple[Any, Any]],
     log_delta: Callable[[Any, Any], Any],
     route: Callable[[Any], Route],
     working_set: int,
     gradient: Callable[..., Any] = jax.grad,
-) -> tuple[Points, Points]:
-    """Bounds of epsilon and of delta of a batch, with the derivatives of the formula log_delta(params, eps).
+) -> dict[str, Points]:
+    """Bounds of "epsilon" and of "delta" of a batch, with the derivatives of the formula log_delta(params, eps).
 
     The root finder is never differentiated: d epsilon/d p = -(d delta/d p)/(d delta/d eps) by the implicit function
-    theorem, set to 0 where epsilon is 0 or infinite. epsilon, delta: bounds of one traced point. route: concrete
-    params -> their route. Numbers under a bare jax.grad are concrete: the route's sources bound them, and only the
-    slopes are compiled. working_set: as for `Kernel`. gradient: `jax.grad`, or `jax.jacfwd` where log_delta has loops
-    of unknown length.
+    theorem, set to 0 where epsilon is 0 or infinite. bounds: (params, target, verb="epsilon" or "delta") ->
+    (lower, upper) of one traced point. route: concrete params -> their route. Numbers under a bare jax.grad are
+    concrete: the route's sources bound them, and only the slopes are compiled. working_set: as for `Kernel`. gradient:
+    `jax.grad`, or `jax.jacfwd` where log_delta has loops of unknown length.
     """
 
     def of_epsilon(params: Any, target: Any, upper: Any) -> tuple[Any, Any]:
@@ -245,21 +236,24 @@ def traced_bounds(
     def of_delta(params: Any, eps: Any, upper: Any) -> tuple[Any, Any]:
         return jax.tree_util.tree_map(lambda g: upper * g, gradient(log_delta, argnums=(0, 1))(params, eps))
 
-    def with_slopes(verb: str, bounds: Point, slopes: Callable[..., Any]) -> Points:
+    def with_slopes(verb: str, slopes: Callable[..., Any]) -> Points:
         batch_slopes = batched(slopes, working_set)
+
+        def of_point(params: Any, target: Any) -> tuple[Any, Any]:
+            return bounds(params, target, verb=verb)
 
         def with_gradient(params: Any, target: Any) -> tuple[Any, Any, Any]:
             if is_traced(params, target):
                 found = solve(params, target)
             else:
                 params, target = jax.tree_util.tree_map(np.asarray, (params, target))
-                (found,) = intersect(verb, [getattr(route(params), verb)], params, target, BESIDE_GRADIENT)
+                (found,) = intersect(verb, [route(params).sources[verb]], params, target, BESIDE_GRADIENT)
             return found, *batch_slopes(params, target, found[1])
 
-        solve = differentiated(batched(bounds, working_set), with_gradient)
+        solve = differentiated(batched(of_point, working_set), with_gradient)
         return solve
 
-    return with_slopes("epsilon", epsilon, of_epsilon), with_slopes("delta", delta, of_delta)
+    return {"epsilon": with_slopes("epsilon", of_epsilon), "delta": with_slopes("delta", of_delta)}
 
 
 def _finite(value: Any) -> Any:

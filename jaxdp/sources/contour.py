@@ -64,7 +64,7 @@ _ROUGH = 100.0  # multiple of the gap that suffices where only a dominating pair
 _ROUGHEST = 0.01  # largest gap that _ROUGH leads to, unless a larger gap is asked for
 
 
-def _by_numpy(stacks: Any, *_: Any, effort: Effort, direction: str) -> int:
+def _by_numpy(stacks: Any, *_: Any, effort: Effort, **__: Any) -> int:
     """Points that NumPy computes in about the time that the effort's program takes to compile."""
     mechanisms = sum(times.shape[1] for _, times in stacks)
     if effort.bands:
@@ -73,7 +73,7 @@ def _by_numpy(stacks: Any, *_: Any, effort: Effort, direction: str) -> int:
     return max(min(384, 2**24 // effort.nodes) // mechanisms, min(256 // mechanisms, 1))
 
 
-def _working_set(stacks: Any, *_: Any, effort: Effort, direction: str) -> int:
+def _working_set(stacks: Any, *_: Any, effort: Effort, **__: Any) -> int:
     """Numbers held in memory for one point: two complex tables, (a row of nodes, or planning abscissae) x losses.
 
     With hundreds of mechanisms a call computes one point: each copy that fills up a larger call would cost as much.
@@ -92,19 +92,13 @@ _contour_kernel = kernel(working_set=_working_set, large=True, bounds=True, by_n
 
 
 @_contour_kernel
-def contour_epsilon(
-    stacks: tuple[Stack, ...], delta: Any, known: Any, *, direction: str, effort: Effort
+def contour_bounds(
+    stacks: tuple[Stack, ...], target: Any, known: Any, *, verb: str, direction: str, effort: Effort
 ) -> tuple[Any, Any]:
-    """Certified (lower, upper) epsilon of one point. known: an upper bound of epsilon, or inf."""
-    return (bands if effort.bands else contour).epsilon_bounds(spectrum(stacks, direction), delta, known, effort)
-
-
-@_contour_kernel
-def contour_delta(
-    stacks: tuple[Stack, ...], eps: Any, known: Any, *, direction: str, effort: Effort
-) -> tuple[Any, Any]:
-    """Certified (lower, upper) delta of one point. known: an upper bound of delta, or 1."""
-    return (bands if effort.bands else contour).delta_bounds(spectrum(stacks, direction), eps, known, effort)
+    """Certified (lower, upper) "epsilon" or "delta" (verb) of one point. known: an upper bound of it."""
+    method = bands if effort.bands else contour
+    solve = method.epsilon_bounds if verb == "epsilon" else method.delta_bounds
+    return solve(spectrum(stacks, direction), target, known, effort)
 
 
 @_contour_kernel
@@ -140,12 +134,8 @@ def contour_route(stacks: tuple[Stack, ...], direction: str, concrete: Callable[
     ladder = _ladder(stacks, direction)
     quadrature = ladder in (SAMPLED_LADDER, BANDED_LADDER)
     traced = TRACED if quadrature else LATTICE_LADDER[1] if ladder[0].lattice else ladder[-2]
-    return Route(
-        stacks,
-        _sources("epsilon", stacks, direction, ladder, exact),
-        _sources("delta", stacks, direction, ladder, exact),
-        *_traced_points(direction, traced, exact, concrete),
-    )
+    sources = {verb: _sources(verb, stacks, direction, ladder, exact) for verb in ("epsilon", "delta")}
+    return Route(stacks, sources, _traced_points(direction, traced, exact, concrete))
 
 
 def _sources(
@@ -204,14 +194,14 @@ class _Contour:
     effort: Effort
 
     def __call__(self, params: Any, target: Any, known: Known, asked: Asked) -> Answer:
-        solve = contour_epsilon if self.verb == "epsilon" else contour_delta
         lower, upper = known.lower.copy(), known.upper.copy()
         close_enough = (upper <= _SMALL) & ~wide(lower, upper, _SMALL_GAP * asked.gap)
         worth_bands = (upper > _DEEP) & (target > 0) & ~close_enough
         rows = np.flatnonzero((self.verb == "epsilon") | (self.effort.bands == 0) | worth_bands)
         if rows.size:
             points = jax.tree_util.tree_map(operator.itemgetter(rows), (params, target, upper))
-            lower[rows], upper[rows] = solve(*points, direction=self.direction, effort=self.effort)
+            static = {"verb": self.verb, "direction": self.direction, "effort": self.effort}
+            lower[rows], upper[rows] = contour_bounds(*points, **static)
         return Answer(lower, upper)
 
 
@@ -288,11 +278,11 @@ class _Symmetric:
         ((lower, upper),) = intersect(self.verb, [self.sources], params, target, accuracy)
         lower = np.where(attained, lower, 0.0)
         if not (asked.upper_only or np.all(attained)):
-            orders = [getattr(contour_route(params, direction), self.verb) for direction in ("forward", "reverse")]
+            orders = [contour_route(params, direction).sources[self.verb] for direction in ("forward", "reverse")]
             found = intersect(self.verb, orders, params, target, asked)
             rest = tuple((record, times) for record, times in params if not isinstance(record, FixedSizeSampled))
             if rest:
-                found += intersect(self.verb, [getattr(contour_route(rest, "replace"), self.verb)], rest, target, asked)
+                found += intersect(self.verb, [contour_route(rest, "replace").sources[self.verb]], rest, target, asked)
             lower = np.maximum.reduce([lower, *(side for side, _ in found)])
         return Answer(np.fmin(lower, upper), upper, True)
 
@@ -327,7 +317,7 @@ def _enclosing_pairs(stacks: tuple[Stack, ...], direction: str, fine: bool) -> t
 @functools.cache
 def _traced_points(
     direction: str, effort: Effort, exact: bool, concrete: Callable[[Any], Route] | None
-) -> tuple[Points, Points]:
+) -> dict[str, Points]:
     """Differentiable bounds of epsilon and of delta; cached, so that equal configurations compile once."""
 
     def log_delta(params: Any, eps: Any) -> Any:
@@ -353,11 +343,14 @@ def _traced_points(
         lower, upper = contour.delta_bounds(spectrum(params, direction), eps, most, effort)
         return attained(params, lower), xp.where(most < upper, most, upper)
 
+    def bounds(params: Any, target: Any, verb: str) -> tuple[Any, Any]:
+        return (epsilon if verb == "epsilon" else delta)(params, target)
+
     def attained(params: Any, lower: Any) -> Any:
         return xp.where(_attained(params, direction), lower, 0.0) if exact else xp.zeros(())
 
     route, size = concrete or functools.partial(contour_route, direction=direction), 256 * effort.nodes
-    return traced_bounds(epsilon, delta, log_delta, route, size)
+    return traced_bounds(bounds, log_delta, route, size)
 
 
 @canary("contour of the sampled Gaussian")
@@ -365,7 +358,7 @@ def _canary() -> tuple[Any, Any, float]:
     """One DP-SGD epsilon, exact to 20 digits."""
     stacks = ((PoissonSampled(Gaussian(np.array([[2.0]])), np.array([[0.1]])), np.array([[5000.0]])),)
     points = stacks, np.array([1e-8]), np.array([np.inf])
-    _, upper = contour_epsilon.run_unchecked(*points, direction="forward", effort=SAMPLED_LADDER[0])
+    _, upper = contour_bounds.run_unchecked(*points, verb="epsilon", direction="forward", effort=SAMPLED_LADDER[0])
     return upper, np.array([27.81331522523486904152]), 1e-8
 
 
@@ -375,5 +368,5 @@ def _lattice_canary() -> tuple[Any, Any, float]:
     local = np.array([[np.log(0.55) - np.log(0.45)]])
     stacks = ((RandomizedResponse(local, np.array([[2.0]])), np.array([[500.0]])),)
     points = stacks, np.array([0.007786793109874420442849]), np.array([np.inf])
-    _, upper = contour_epsilon.run_unchecked(*points, direction="forward", effort=LATTICE_LADDER[0])
+    _, upper = contour_bounds.run_unchecked(*points, verb="epsilon", direction="forward", effort=LATTICE_LADDER[0])
     return upper, np.array([20.0]), 1e-9

@@ -1,6 +1,6 @@
 """Gaussian-DP mechanisms and their compositions: one mu, the closed form."""
 
-from collections.abc import Callable
+import functools
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from jaxdp.mechanisms.gaussian import GaussianMechanism, gaussian_mus
 from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.backend import canary
 from jaxdp.runtime.precision import kernel, patience
-from jaxdp.sources.base import Route, source, traced_bounds
+from jaxdp.sources.base import VACUOUS, Answer, Asked, Route, traced_bounds
 
 
 def composed_mu(stacks: tuple[Stack, ...]) -> Any:
@@ -49,19 +49,15 @@ def mu_excess(stacks: tuple[Stack, ...]) -> Any:
     return largest
 
 
-@kernel(working_set=256, large=True, bounds=True, by_numpy=patience(1024, 16384), at_once=512)
-def gaussian_epsilon(stacks: tuple[Stack, ...], delta: Any) -> tuple[Any, Any]:
-    """Certified (lower, upper) epsilon of one point."""
-    errors = mu_error(stacks), mu_excess(stacks)
-    return _least(composed_mu(stacks), lambda mu: gaussian.epsilon_bounds(mu, delta, *errors))
-
-
-@kernel(working_set=256, large=True, bounds=True, by_numpy=patience(2048, 65536), at_once=512)
-def gaussian_delta(stacks: tuple[Stack, ...], eps: Any) -> tuple[Any, Any]:
-    """Certified (lower, upper) delta of one point."""
-    trivial = -xp.expm1(xp.where(eps < 0, eps, 0.0))
-    errors = mu_error(stacks), mu_excess(stacks)
-    return _least(composed_mu(stacks), lambda mu: gaussian.delta_bounds(mu, eps, *errors), trivial)
+@kernel(working_set=256, large=True, bounds=True, by_numpy=patience(1024, 32768), at_once=512)
+def gaussian_bounds(stacks: tuple[Stack, ...], target: Any, *, verb: str) -> tuple[Any, Any]:
+    """Certified (lower, upper) "epsilon" at a delta, or "delta" at an epsilon (verb), of one point."""
+    mu, solve = composed_mu(stacks), gaussian.epsilon_bounds if verb == "epsilon" else gaussian.delta_bounds
+    # For mu < 1e-150, where mu^2 underflows: the upper bound at 1e-150 and the trivial lower bound.
+    safe = xp.where(mu > 0, xp.maximum(mu, SMALLEST_MU), mu)
+    lower, upper = solve(safe, target, mu_error(stacks), mu_excess(stacks))
+    trivial = 0.0 if verb == "epsilon" else -xp.expm1(xp.where(target < 0, target, 0.0)) * (1 - 1e-15)
+    return xp.where((mu > 0) & (mu < SMALLEST_MU), trivial, lower), upper
 
 
 @kernel(working_set=512, by_numpy=2**20, at_once=4096)
@@ -74,27 +70,27 @@ def gaussian_tradeoff(stacks: tuple[Stack, ...], x: Any) -> Any:
     return xp.maximum(xp.where(xp.isnan(value), 0.0, value) * (1 - 1e-12) - 1e-15, 0.0)
 
 
-def _least(mu: Any, bounds: Callable[[Any], tuple[Any, Any]], trivial: Any = 0.0) -> tuple[Any, Any]:
-    """Bounds at mu. For mu < 1e-150, where mu^2 underflows: the upper bound at 1e-150 and the trivial lower bound."""
-    lower, upper = bounds(xp.where(mu > 0, xp.maximum(mu, SMALLEST_MU), mu))
-    return xp.where((mu > 0) & (mu < SMALLEST_MU), trivial * (1 - 1e-15), lower), upper
-
-
 def _log_delta(stacks: tuple[Stack, ...], eps: Any) -> Any:
     return gaussian.smooth_delta(composed_mu(stacks), eps)
 
 
 def gaussian_route(stacks: tuple[Stack, ...]) -> Route:
     """The closed-form route."""
-    return Route(stacks, (source(gaussian_epsilon),), (source(gaussian_delta),), *_traced)
+    return Route(stacks, {verb: (functools.partial(_answer, verb),) for verb in VACUOUS}, _traced)
 
 
-_traced = traced_bounds(gaussian_epsilon.point, gaussian_delta.point, _log_delta, gaussian_route, 512)
+def _answer(verb: str, params: Any, target: Any, known: Any, asked: Asked) -> Answer:
+    """The closed form as a source. It settles every row, because no other source narrows it."""
+    lower, upper = gaussian_bounds(params, target, verb=verb)
+    return Answer(lower, upper, True)
+
+
+_traced = traced_bounds(gaussian_bounds.point, _log_delta, gaussian_route, 512)
 
 
 @canary("Gaussian delta and epsilon")
 def _canary() -> tuple[Any, Any, float]:
     """Epsilons at delta 1e-50 and 1e-6, exact to 20 digits."""
     stacks = ((Gaussian(np.array([[1.0], [20.0]])), np.array([[1.0], [1000.0]])),)
-    _, upper = gaussian_epsilon.run_unchecked(stacks, np.array([1e-50, 1e-6]))
+    _, upper = gaussian_bounds.run_unchecked(stacks, np.array([1e-50, 1e-6]), verb="epsilon")
     return upper, np.array([15.24786543230564852697, 8.306225049954728206035]), 1e-11

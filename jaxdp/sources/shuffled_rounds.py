@@ -52,7 +52,7 @@ class _Rounds:
 
             def side(make: Callable[..., Any], least: float) -> Callable[[Any], tuple[Any, Any]]:
                 laws = replaced(pure, grids, make)
-                sources = getattr(contour_route(laws, self.direction), self.verb)
+                sources = contour_route(laws, self.direction).sources[self.verb]
                 return lambda aim: intersect(self.verb, [sources], laws, aim, asked.at_least(least))[0]
 
             return side
@@ -131,8 +131,8 @@ def _report_by_report(verb: str, stacks: tuple[Stack, ...], target: Any) -> Any:
 
 def rounds_route(stacks: tuple[Stack, ...], direction: str) -> Route:
     """The route of a composition in which some mechanisms are shuffled rounds."""
-    epsilon, delta = (_Rounds(verb, direction) for verb in ("epsilon", "delta"))
-    return Route(stacks, (epsilon,), (delta,), _traced("epsilon", direction), _traced("delta", direction))
+    sources = {verb: (_Rounds(verb, direction),) for verb in VACUOUS}
+    return Route(stacks, sources, {verb: _traced(verb, direction) for verb in VACUOUS})
 
 
 @functools.cache
@@ -146,8 +146,7 @@ def _traced(verb: str, direction: str) -> Points:
 
     def side(i: int, laws: tuple[Stack, ...], target: Any) -> Any:
         route = contour_route(jax.tree_util.tree_map(lambda x: x[None], laws), direction)
-        answer = route.traced_epsilon if verb == "epsilon" else route.traced_delta
-        return answer(route.params, target[None])[i][0]
+        return route.traced[verb](route.params, target[None])[i][0]
 
     of_rounds = of_traced_laws(functools.partial(side, 1), place, functools.partial(side, 0))
 

@@ -17,7 +17,7 @@ from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.precision import Kernel, kernel
 from jaxdp.shuffle import approximate, bounds, closed_form, law
 from jaxdp.shuffle.law import Law
-from jaxdp.sources.base import Answer, Asked, Points, Route, traced_bounds
+from jaxdp.sources.base import VACUOUS, Answer, Asked, Points, Route, traced_bounds
 from jaxdp.validate import is_traced
 
 LOWER_GAP = 0.01  # gap of lower bounds: they describe one data set, so that their numerical error need not be small
@@ -129,8 +129,7 @@ def shuffled_route(mechanism: Shuffled, shape: tuple[int, ...]) -> Route:
 def _route(flat: Any) -> Route:
     local_delta = flat.local_delta()
     leaky = is_traced(local_delta) or bool(np.any(np.asarray(local_delta) > 0))
-    epsilon, delta = (functools.partial(one_round_answer, verb) for verb in ("epsilon", "delta"))
-    return Route(flat, (epsilon,), (delta,), *_traced(leaky))
+    return Route(flat, {verb: (functools.partial(one_round_answer, verb),) for verb in VACUOUS}, _traced(leaky))
 
 
 # ---- the same for one traced point ----
@@ -196,13 +195,10 @@ def _log_delta_parts(mechanism: Shuffled, epsilon: Any) -> tuple[Any, Any]:
 
 
 @functools.cache
-def _traced(leaky: bool) -> tuple[Points, Points]:
-    estimate = functools.partial(log_delta_estimate, leaky=leaky)
+def _traced(leaky: bool) -> dict[str, Points]:
+    def bounds(mechanism: Shuffled, target: Any, verb: str) -> tuple[Any, Any]:
+        if verb == "delta":
+            return _both_sides(lambda x: _point("delta", mechanism, x, leaky), target)
+        return tuple(_point("epsilon", mechanism, target, leaky))
 
-    def delta(mechanism: Shuffled, epsilon: Any) -> tuple[Any, Any]:
-        return _both_sides(lambda x: _point("delta", mechanism, x, leaky), epsilon)
-
-    def epsilon(mechanism: Shuffled, delta: Any) -> tuple[Any, Any]:
-        return tuple(_point("epsilon", mechanism, delta, leaky))
-
-    return traced_bounds(epsilon, delta, estimate, _route, 20_000, jax.jacfwd)
+    return traced_bounds(bounds, functools.partial(log_delta_estimate, leaky=leaky), _route, 20_000, jax.jacfwd)

@@ -24,7 +24,7 @@ from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.backend import canary
 from jaxdp.runtime.precision import kernel, patience
 from jaxdp.sources.base import Answer, nothing
-from jaxdp.sources.gaussian import gaussian_delta, gaussian_epsilon
+from jaxdp.sources.gaussian import gaussian_bounds
 
 _FINITE = (NamedSetRandomizer, WorstCase, DiscreteLaplace)  # have a finite pair, but a closed form in compositions
 _RANKS = 64  # largest losses of a law that `_largest_losses` uses
@@ -42,26 +42,20 @@ def _law(record: Any, direction: str) -> tuple[Any, Any, Any, Any]:
     return sampled_part(record.finite_pair(), xp.ones(()), direction)[:4]
 
 
-def _patience_of_law(record: Any, *_: Any, direction: str) -> int:
+def _patience_of_law(record: Any, *_: Any, **__: Any) -> int:
     """Points that NumPy answers before compiling: more for laws of few outcomes, which are fast in large batches."""
-    few = _alive(record, direction=direction) < 1000
-    return patience(256, 16384 if few else 256)(record)
+    return patience(256, 16384 if _alive(record) < 1000 else 256)(record)
 
 
-def _alive(record: Any, *_: Any, direction: str) -> int:
+def _alive(record: Any, *_: Any, **__: Any) -> int:
     return 256 if isinstance(record, (NamedSetRandomizer, WorstCase)) else 30000
 
 
 @kernel(working_set=_alive, bounds=True, by_numpy=_patience_of_law, at_once=64)
-def law_epsilon(record: Any, delta: Any, *, direction: str) -> tuple[Any, Any]:
-    """Certified (lower, upper) epsilon of one run of a mechanism with a finite law."""
-    return finite_law.epsilon_bounds(*_law(record, direction), delta)
-
-
-@kernel(working_set=_alive, bounds=True, by_numpy=_patience_of_law, at_once=64)
-def law_delta(record: Any, eps: Any, *, direction: str) -> tuple[Any, Any]:
-    """Certified (lower, upper) delta of one run of a mechanism with a finite law."""
-    return finite_law.delta_bounds(*_law(record, direction), eps)
+def law_bounds(record: Any, target: Any, *, verb: str, direction: str) -> tuple[Any, Any]:
+    """Certified (lower, upper) "epsilon" or "delta" (verb) of one run of a mechanism with a finite law."""
+    solve = finite_law.epsilon_bounds if verb == "epsilon" else finite_law.delta_bounds
+    return solve(*_law(record, direction), target)
 
 
 def one_sampled_step(verb: str, direction: str, stacks: tuple[Stack, ...], target: np.ndarray) -> Answer:
@@ -74,13 +68,13 @@ def one_sampled_step(verb: str, direction: str, stacks: tuple[Stack, ...], targe
 
     def settle(rows: np.ndarray, solve: Any, params: Any, **static: str) -> None:
         if rows.size:
-            lower[rows], upper[rows] = solve(params, target[rows], **static)
+            lower[rows], upper[rows] = solve(params, target[rows], verb=verb, **static)
             settled[rows] = True
 
     times, rate = stacks[0][1], record.sampling_probability[:, 0]
     everyone = np.flatnonzero(rate == 1)
     some = jax.tree_util.tree_map(lambda x: x[everyone], (record.unsampled(direction), times))
-    settle(everyone, gaussian_epsilon if verb == "epsilon" else gaussian_delta, (some,))
+    settle(everyone, gaussian_bounds, (some,))
     inside = (target > 0) & (target < 1) if verb == "epsilon" else np.isfinite(target)
     if direction == "replace":
         # Proposition 29: for eps >= 0 and batches of a fixed size, replace_one has the profile of remove.
@@ -88,7 +82,7 @@ def one_sampled_step(verb: str, direction: str, stacks: tuple[Stack, ...], targe
         inside = inside & (target >= 0)
     rows = np.flatnonzero((times[:, 0] == 1) & (rate > 0) & (rate < 1) & inside)
     some = jax.tree_util.tree_map(lambda x: x[rows, 0], record)
-    settle(rows, _single_step, some, verb=verb, direction=direction)
+    settle(rows, _single_step, some, direction=direction)
     return Answer(lower, upper, settled)
 
 
@@ -108,8 +102,7 @@ def one_finite_law(verb: str, direction: str, stacks: tuple[Stack, ...], target:
         rows = np.flatnonzero(settled)
         if rows.size:
             some = jax.tree_util.tree_map(lambda x: x[rows, 0], record)
-            solve = law_epsilon if verb == "epsilon" else law_delta
-            lower[rows], upper[rows] = solve(some, target[rows], direction=direction)
+            lower[rows], upper[rows] = law_bounds(some, target[rows], verb=verb, direction=direction)
     return Answer(lower, upper, settled)
 
 
@@ -169,7 +162,7 @@ def unsampled(verb: str, direction: str, stacks: tuple[Stack, ...], target: np.n
     lower, upper = nothing(verb, target)
     if all(is_sampled_gaussian(r) or isinstance(r, GaussianMechanism) for r, _ in stacks):
         bare = tuple((r.unsampled(direction) if isinstance(r, Sampled) else r, times) for r, times in stacks)
-        _, upper = (gaussian_epsilon if verb == "epsilon" else gaussian_delta)(bare, target)
+        _, upper = gaussian_bounds(bare, target, verb=verb)
     return Answer(lower, upper)
 
 
@@ -214,5 +207,5 @@ def next_to_supremum(verb: str, direction: str, stacks: tuple[Stack, ...], targe
 def _canary() -> tuple[Any, Any, float]:
     """delta(1/2) = 3/4 - e^{1/2} / 4 of the pair (3/4, 1/4), (1/4, 3/4)."""
     record = DiscretePair(np.array([[0.75, 0.25]]), np.array([[0.25, 0.75]]))
-    _, upper = law_delta.run_unchecked(record, np.array([0.5]), direction="forward")
+    _, upper = law_bounds.run_unchecked(record, np.array([0.5]), verb="delta", direction="forward")
     return upper, np.array([0.75 - 0.25 * np.exp(0.5)]), 1e-13

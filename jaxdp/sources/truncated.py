@@ -9,7 +9,7 @@ import numpy as np
 from jaxdp.mechanisms.basic import ApproximateDP
 from jaxdp.mechanisms.composition import Stack
 from jaxdp.mechanisms.truncated import TruncatedPoisson
-from jaxdp.sources.base import Answer, Asked, Route, intersect, nothing
+from jaxdp.sources.base import Answer, Asked, Route, Source, intersect, nothing
 from jaxdp.sources.contour import contour_route
 
 _NEGLIGIBLE = 1e-5  # share of delta that all cuts may cost: it changes epsilon by less than the finite law's error
@@ -18,8 +18,10 @@ _NEGLIGIBLE = 1e-5  # share of delta that all cuts may cost: it changes epsilon 
 def truncated_route(stacks: tuple[Stack, ...], direction: str) -> Route:
     """The route of a composition in which some mechanisms are truncated Poisson batches."""
     law = contour_route(stacks, direction)
-    first = [_RareCuts(verb, direction) for verb in ("epsilon", "delta")]
-    return dataclasses.replace(law, epsilon=(first[0], *law.epsilon), delta=(first[1], *law.delta))
+    sources: dict[str, tuple[Source, ...]] = {
+        verb: (_RareCuts(verb, direction), *others) for verb, others in law.sources.items()
+    }
+    return dataclasses.replace(law, sources=sources)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +42,6 @@ class _RareCuts:
         rows = np.flatnonzero(total <= _NEGLIGIBLE * (target if self.verb == "epsilon" else 1.0))
         if rows.size:
             charged: Any = jax.tree_util.tree_map(lambda x: np.asarray(x)[rows], tuple(stacks))
-            sources = getattr(contour_route(charged, self.direction), self.verb)
+            sources = contour_route(charged, self.direction).sources[self.verb]
             ((_, upper[rows]),) = intersect(self.verb, [sources], charged, target[rows], asked.rows(rows))
         return Answer(lower, upper, total <= _NEGLIGIBLE * (target if self.verb == "epsilon" else upper))
