@@ -297,9 +297,17 @@ class DPSGD:
             return float(np.inf)
         length = self.steps_per_epoch if self.sampling == "allocation" else 1
         most = validate.count("max_steps", max_steps, 1)
-        epochs = settings.largest_within(
-            lambda n: self.after(np.minimum(n * length, most)), epsilon, delta, -(-most // length)
-        )
+        epochs = -(-most // length)
+        settings.check_budget(epsilon, delta)
+
+        def after(epochs: Any) -> Mechanism:
+            return self.after(np.minimum(noise.check_steps(epochs) * length, most))
+
+        first, last = certified_epsilon(after([1, epochs]), delta)
+        if first > epsilon:
+            return 0
+        if last > epsilon:
+            epochs = int(calibrate(after, epsilon=epsilon, delta=delta, bracket=(1, epochs)))
         return min(epochs * length, most)
 
     def calibrated(self, steps: int, *, epsilon: float, delta: float) -> DPSGD:

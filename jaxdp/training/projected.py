@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -266,12 +268,13 @@ class NoisyProjectedSGD:
         limit = self._limit(_PLATEAU_STEPS if constant else max_steps)
         largest = limit // period if constant and self.data_steps is None else -(-limit // period)
 
-        def after(epochs: np.ndarray) -> schedule.IteratedRelease:
-            mu = [float(self.after(self._limit(int(epoch) * period)).mu) for epoch in epochs]
-            return schedule.IteratedRelease(np.array(mu))
+        def exceeds(epochs: int) -> bool:
+            return bool(certified_epsilon(self.after(self._limit(epochs * period)), delta) > epsilon)
 
-        unlimited = certified_epsilon(after(np.array([largest])), delta)[0] <= epsilon
-        epochs = largest if unlimited else settings.largest_within(after, epsilon, delta, largest - 1)
+        epochs = largest
+        if exceeds(largest):
+            end = next(each for each in map((2).__pow__, itertools.count()) if each >= largest or exceeds(each))
+            epochs = bisect.bisect(range(1, min(end, largest)), False, key=exceeds)
         if epochs == largest and (constant or (self.data_steps is not None and self.data_steps <= max_steps)):
             return float(np.inf)
         return int(min(epochs * period, np.inf if constant else max_steps))

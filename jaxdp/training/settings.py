@@ -1,4 +1,4 @@
-"""Settings: a number, or a public function of the step like the schedules of optax; search for a number of steps."""
+"""Settings: a number, or a public function of the step like the schedules of optax."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import validate
-from jaxdp.accounting import epsilon as certified_epsilon
 from jaxdp.domains import NONNEGATIVE_OR_INFINITE, OPEN_UNIT, Domain
 
 # Far inside the range of float32: noise of std 1e-37 mostly underflows to 0, gradients of 1e37 overflow in a sum.
@@ -84,33 +83,6 @@ def check_budget(epsilon: Any, delta: Any) -> None:
     """ValueError unless epsilon >= 0 and 0 < delta < 1, both single numbers."""
     validate.one("epsilon", epsilon, NONNEGATIVE_OR_INFINITE)
     validate.one("delta", delta, OPEN_UNIT)
-
-
-def largest_within(after: Callable[[Any], Any], epsilon: float, delta: float, max_steps: int) -> int:
-    """Largest count <= max_steps with epsilon of after(count) within the budget; epsilon must not fall as it grows.
-
-    after: takes an array of counts. Every round computes epsilon for two neighbouring counts, where epsilon would reach
-    the budget if it were a power of the count: the square root at first, then the power through the last two rounds.
-    Every third round bisects instead, at the geometric mean. Returns 0 if no count is within the budget.
-    """
-    check_budget(epsilon, delta)
-    low, high = 0, max_steps + 1
-    guess, rounds, previous, power = 1.0, 0, np.full(2, np.nan), 0.5
-    while high - low > 1:
-        first = int(np.clip(guess, low + 1, high - 1))
-        counts = np.arange(first, min(first + 2, high))
-        found = np.asarray(certified_epsilon(after(counts), delta))
-        first_bad = int(np.argmin([*(found <= epsilon), False]))
-        low, high = [low, *map(int, counts), high][first_bad : first_bad + 2]
-        with np.errstate(all="ignore"):
-            logs = np.log(np.array([first, found[0]]))
-            slope = np.divide(*(logs - previous)[::-1])
-            power = slope if 0.1 <= slope <= 2 else power
-            guess = np.exp(logs[0] + (np.log(epsilon) - logs[1]) / power)
-        previous, rounds = logs, rounds + 1
-        if rounds % 3 == 0 or not 0 < guess < np.inf:
-            guess = np.sqrt(max(low, 1) * high)
-    return low
 
 
 def scaled(setting: Setting, factor: float) -> Setting:
