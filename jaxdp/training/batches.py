@@ -165,7 +165,7 @@ def bin_overflow_chance(num_examples: int, num_bins: int, size: int) -> float:
 
     >>> from jaxdp import training
     >>> f"{training.bin_overflow_chance(10_000, 100, 160):.1e}"
-    '1.1e-06'
+    '1.0e-06'
     """
     trials, bins = validate.count("num_examples", num_examples, 1), validate.count("num_bins", num_bins, 1)
     # 1/bins is rounded: take the next larger float64
