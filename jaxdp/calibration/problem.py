@@ -123,13 +123,10 @@ class Problem:
 
     def evaluate_new(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
         """Certified epsilons, shape (2, problems), at values not given by the caller; a refusal asks for a bracket."""
-        values = np.stack([low, high])
         try:
-            for value in [values.reshape(-1, *self.shape)] if self.by_array else map(_number, values.ravel()):
-                _shape_of(self.make(value))
+            return self.evaluate(np.stack([low, high]))
         except ValueError as error:
             raise ValueError(NEEDS_BRACKET.format(error)) from error
-        return self.evaluate(values)
 
     def evaluate_one(self, values: np.ndarray) -> np.ndarray:
         """Certified epsilons of one value per problem: the numbers of `jaxdp.epsilon` in the caller's shape."""

@@ -84,9 +84,7 @@ class NamedSetRandomizer(KnownRandomizer):
         """Log-sum-exp over the three losses; e^{end z} is factored out, so that its phase is not wrapped."""
         pair = self.finite_pair()
         end = xp.where(xp.real(z) < -0.5, -self.epsilon, self.epsilon)
-        terms = pair.log_p + z[..., None] * pair.loss - end[..., None] * z[..., None]
-        shift = xp.max(xp.real(terms), axis=-1, keepdims=True)
-        return end * z + xp.log(xp.sum(xp.exp(terms - shift), axis=-1)) + shift[..., 0]
+        return end * z + finite.log_sum_exp(pair.log_p + z[..., None] * (pair.loss - end[..., None]))
 
     def lattice(self) -> tuple[Number, Number]:
         """(offset, spacing) of the losses {epsilon, 0, -epsilon}."""

@@ -13,7 +13,6 @@ from jaxdp.mechanisms.base import FiniteLaw, Mechanism, UnsupportedMechanismErro
 from jaxdp.mechanisms.basic import ApproximateDP
 from jaxdp.mechanisms.finite import Part
 from jaxdp.mechanisms.local_randomizers import KnownRandomizer
-from jaxdp.numerics.power_excess import log_power_excess
 from jaxdp.runtime.arrays import xp
 from jaxdp.shuffle.law import Law, clones, stacked
 from jaxdp.shuffle.renyi import divergence
@@ -64,19 +63,6 @@ class LossLaw(FiniteLaw):
     def part(self, direction: str) -> Part:
         """The law as given, the same in every direction."""
         return Part(self.losses, self.log_weights, xp.zeros_like(self.losses), self.infinity, self.infinity)
-
-    def renyi_divergence(self, order: Number) -> Number:
-        """log(1 + sum Q f(P/Q))/(order - 1), f(t) = t^order - 1 - order (t - 1) >= 0, rounded up.
-
-        No term is negative, so that small divergences keep their digits.
-        """
-        live = (self.log_weights > -xp.inf) & (self.losses != 0)
-        loss = xp.where(live, self.losses, 1.0)  # log_power_excess has no derivative at loss 0
-        terms = xp.where(live, self.log_weights - loss + log_power_excess(loss, order), -xp.inf)
-        value = xp.logaddexp(0.0, xp.logsumexp(terms)) / (order - 1)
-        largest = xp.maximum(xp.max(xp.where(live, self.losses, 0.0)), 0.0)
-        value = xp.minimum(value * (1 + 1e-11 + 1e-15 * order / (order - 1)), largest)
-        return xp.where(self.infinity > 0, xp.inf, value)
 
 
 @record

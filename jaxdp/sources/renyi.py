@@ -9,7 +9,7 @@ from jaxdp.domains import FINITE, field
 from jaxdp.mechanisms.allocation import RandomAllocation
 from jaxdp.mechanisms.base import FiniteLaw, Mechanism, record
 from jaxdp.mechanisms.composition import Stack
-from jaxdp.mechanisms.finite import Part, log_mass
+from jaxdp.mechanisms.finite import Part, log_mass, log_sum_exp
 from jaxdp.mechanisms.gaussian import gaussian_mus, gaussian_renyi
 from jaxdp.mechanisms.shuffled import Shuffled
 from jaxdp.mechanisms.spectrum import has_finite_law, is_sampled_gaussian, spectrum
@@ -139,10 +139,7 @@ def log_mgf_kernel(stacks: tuple[Stack, ...], z: Any, *, direction: str) -> Any:
     for part in composed.sampled:
         total = total + _sampled(composed, part, z, direction)
     for atoms in composed.discrete:
-        exponents = atoms.log_weight + z * atoms.loss
-        shift = xp.max(xp.real(exponents), axis=-1, keepdims=True)
-        values = xp.log(xp.sum(xp.exp(exponents - shift), axis=-1)) + shift[..., 0]
-        total = total + counted(atoms, values)
+        total = total + counted(atoms, log_sum_exp(atoms.log_weight + z * atoms.loss))
     return total
 
 
