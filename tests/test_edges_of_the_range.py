@@ -425,3 +425,20 @@ def test_delta_beyond_the_largest_loss_does_not_fall():
     with jax.enable_x64(True):
         slope = jax.grad(lambda epsilon: jaxdp.delta(jaxdp.ApproximateDP(1.0, 1e-3), epsilon))(1.5)
     assert abs(float(slope)) < 1e-100
+
+
+@pytest.mark.parametrize("epsilon", [740.0, 900.0, 5000.0])
+def test_reports_of_a_local_epsilon_whose_exponential_underflows_keep_their_masses(epsilon):
+    """A report that only one's own value sends (but for e^-epsilon) has the same probability at every such epsilon."""
+    for make, mass in (
+        (lambda e: jaxdp.HadamardResponse(e), 0.5),
+        (lambda e: jaxdp.UnaryEncoding(e, 4), 0.5),
+        (lambda e: jaxdp.UnaryEncoding(e, 4, optimized=False), 1.0),
+        (lambda e: jaxdp.SubsetSelection(e, 16, 2), 14 / 15),
+        (lambda e: jaxdp.LocalHashing(e, 8, 0.25), 0.75),
+    ):
+        lower, upper = jaxdp.delta_bounds(make(epsilon), [0.0, 1.0, epsilon - 40.0])
+        assert np.all(lower <= mass) and np.all(mass <= upper) and np.all(upper <= mass * (1 + 1e-9))
+        assert epsilon - 1 <= jaxdp.epsilon(make(epsilon), 1e-6) <= epsilon
+        sampled = jaxdp.delta(jaxdp.FixedSizeSampled(make(epsilon), 0.5), 1.0, relation="replace_one")
+        assert mass / 2 <= sampled <= mass / 2 * (1 + 1e-9)

@@ -74,11 +74,14 @@ class NamedSetRandomizer(KnownRandomizer):
         sets = self.named_sets()
         high, low = sets.levels()
         only, _, neither, both = sets.named
-        equal = low * neither + high * both
-        p = xp.stack([high * only, low * only, equal])
-        q = xp.stack([low * only, high * only, equal])
-        loss = xp.stack([self.epsilon, -self.epsilon, xp.zeros_like(high)]) + xp.zeros_like(high)
-        return finite.FinitePair(finite.log_mass(p), finite.log_mass(q), loss, xp.zeros_like(loss))
+        return self._pair(finite.log_mass(high * only), finite.log_mass(low * neither + high * both))
+
+    def _pair(self, own: Array, equal: Array) -> finite.FinitePair:
+        """The finite pair, from P's log masses of the losses epsilon and 0. low * only would underflow."""
+        other = own - self.epsilon
+        loss = xp.stack([self.epsilon, -self.epsilon, xp.zeros_like(own)]) + xp.zeros_like(own)
+        p, q = (xp.stack(masses) for masses in ([own, other, equal], [other, own, equal]))
+        return finite.FinitePair(p, q, loss, xp.zeros_like(loss))
 
     def log_mgf(self, z: jax.Array) -> jax.Array:
         """Log-sum-exp over the three losses; e^{end z} is factored out, so that its phase is not wrapped."""
@@ -124,6 +127,14 @@ class UnaryEncoding(NamedSetRandomizer):
     def check_structure(self) -> None:
         """optimized must be True or False."""
         validate.choice("optimized", self.optimized, (True, False))
+
+    def finite_pair(self) -> finite.FinitePair:
+        """The three losses with their masses, from logarithms: the probabilities of rare bits underflow."""
+        # A bit 0 stays 0 with probability 1 / (1 + e^-zero), a bit 1 stays 1 with probability 1 / (1 + e^-one).
+        eps0 = xp.asarray(self.epsilon)
+        zero, one = (eps0, xp.zeros_like(eps0)) if self.optimized else (eps0 / 2, eps0 / 2)
+        own = -xp.softplus(-zero) - xp.softplus(-one)
+        return self._pair(own, own + xp.logaddexp(-zero, -one))
 
     def named_sets(self) -> NamedSets:
         """A report names the inputs whose bits are 1."""
