@@ -58,15 +58,20 @@ def by_numpy(monkeypatch):
 def canaries_by_numpy():
     """Canaries run by NumPy, as in a user's process. The tests below compare the programs with exact values."""
     for module in ("jaxdp.sources.gaussian", "jaxdp.sources.contour", "jaxdp.shuffle.bounds"):
-        backend.ensure_canary(module)
+        backend.ensure_canary(module, backend.platform())
 
 
 @pytest.fixture
 def fresh_canaries(monkeypatch):
     """No canary has run yet; canaries that a test registers are removed afterwards."""
-    monkeypatch.setattr(backend, "_passed", set())
+    _forget_checks()
     monkeypatch.setattr(backend, "CANARIES", list(backend.CANARIES))
     return monkeypatch
+
+
+def _forget_checks() -> None:
+    backend.ensure_canary.cache_clear()
+    backend.require_reductions.cache_clear()
 
 
 @kernel()
@@ -109,16 +114,16 @@ def test_a_backend_that_returns_nan_is_refused(fresh_canaries):
 
 @pytest.mark.parametrize("module", ["jaxdp.sources.gaussian", "jaxdp.shuffle.bounds"])
 def test_the_canary_of_a_kernel_module_notices_a_wrong_kernel(fresh_canaries, by_numpy, module):
-    backend.ensure_canary(module)
+    backend.ensure_canary(module, backend.platform())
     honest = precision.Kernel.run_unchecked
 
     def sabotaged(self, *args, **static):
         return jax.tree_util.tree_map(lambda a: a * (1 - 1e-4), honest(self, *args, **static))
 
-    fresh_canaries.setattr(backend, "_passed", set())
+    _forget_checks()
     fresh_canaries.setattr(precision.Kernel, "run_unchecked", sabotaged)
     with pytest.raises(BackendError):
-        backend.ensure_canary(module)
+        backend.ensure_canary(module, backend.platform())
 
 
 def test_a_compiler_option_unknown_to_the_release_is_dropped_alone(monkeypatch):

@@ -26,7 +26,7 @@ SIZE = 64
 
 @pytest.fixture(autouse=True, scope="module")
 def _canary_before_sabotage():
-    backend.ensure_canary("jaxdp.shuffle.bounds")
+    backend.ensure_canary("jaxdp.shuffle.bounds", backend.platform())
 
 
 def without(module, name, *changes):

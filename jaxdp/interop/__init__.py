@@ -300,17 +300,13 @@ def _mixture(event: Any, relation: Any) -> Mechanism:
 
 
 def _normalised(chances: np.ndarray) -> np.ndarray:
-    """The probabilities, changed so that their sum is exactly 1 before they are rounded to float64.
+    """The probabilities, changed so that their sum is 1: mass moves to larger shifts, which come last.
 
-    A deficit is added to the last probability, a surplus is taken from the first ones: mass moves to larger shifts.
+    The sums of the last probabilities are rounded up. A deficit goes to the last one, a surplus is cut from the first.
     """
-    exact = [Fraction(float(chance)) for chance in chances]
-    surplus = sum(exact) - 1
-    exact[-1] -= min(surplus, Fraction(0))
-    for i, chance in enumerate(exact):
-        taken = min(chance, max(surplus, Fraction(0)))
-        exact[i], surplus = chance - taken, surplus - taken
-    return np.array([float(chance) for chance in exact])
+    deficit = max(1 - math.fsum(chances), 0.0)
+    tails = np.minimum((np.cumsum(chances[::-1]) + deficit)[::-1] * (1 + 2 * chances.size * 2.0**-52), 1.0)
+    return -np.diff([1.0, *tails[1:], 0.0])
 
 
 def _truncated(event: Any, relation: Any) -> Mechanism:

@@ -7,7 +7,6 @@ failed check raises `BackendError`.
 
 import functools
 import os
-import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -74,8 +73,6 @@ def long_arrays_pay() -> bool:
 
 
 CANARIES: list[tuple[str, Callable[[], tuple[Any, Any, float]]]] = []
-_passed: set[tuple[Any, ...]] = set()
-_checking = threading.RLock()  # held during the checks, so that other threads wait for the result
 
 
 def canary(name: str) -> Callable[[Callable], Callable]:
@@ -91,24 +88,18 @@ def canary(name: str) -> Callable[[Callable], Callable]:
     return register
 
 
-def ensure_canary(module: str) -> None:
-    """Run the checks that guard the kernels of ``module``; BackendError when one fails."""
-    _pass_once(module, platform(), [(name, check) for name, check in CANARIES if check.__module__ == module])
-
-
-def _pass_once(key: Any, where: str, checks: list[tuple[str, Callable[[], tuple[Any, Any, float]]]]) -> None:
-    if (where, key) in _passed:
-        return
-    with _checking:
-        for name, check in checks if (where, key) not in _passed else []:
+@functools.cache  # an error is not remembered
+def ensure_canary(module: str, where: str) -> None:
+    """Run the checks that guard the kernels of ``module`` on platform ``where``; BackendError when one fails."""
+    for name, check in CANARIES:
+        if check.__module__ == module:
             _require(name, where, *check())
-        _passed.add((where, key))
 
 
+@functools.cache
 def require_reductions(where: str, large: bool) -> None:
     """BackendError if the reductions that some jaxlib miscompiles are wrong with the kernel's options; checked once."""
-    check = ("reductions of log1p and expm1", lambda: check_reductions(compiler_options(where, large)))
-    _pass_once(large, where, [check])
+    _require("reductions of log1p and expm1", where, *check_reductions(compiler_options(where, large)))
 
 
 def _require(name: str, where: str, computed: Any, exact: Any, tolerance: float) -> None:
