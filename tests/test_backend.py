@@ -541,12 +541,12 @@ PROGRAMS = {
     "Gaussian": (lambda: jax.make_jaxpr(gaussian.epsilon_bounds)(1.0, 1e-5), 880),
     # the moment: on the axis three times (estimate, upper bound, swapped pair), on the line once, and for the tail on
     # raised lines, whose height a few nodes choose
-    "sampled Gaussian, remove": (_sampled("forward"), 3600),
-    "sampled Gaussian, add": (_sampled("reverse"), 4300),
-    "sampled Gaussian, replace": (_sampled("replace"), 4000),
-    "sampled Gaussian, comparison": (_comparison, 2750),
+    "sampled Gaussian, remove": (_sampled("forward"), 3550),
+    "sampled Gaussian, add": (_sampled("reverse"), 4150),
+    "sampled Gaussian, replace": (_sampled("replace"), 3850),
+    "sampled Gaussian, comparison": (_comparison, 2600),
     # the same with a label, for every band, and the difference of two labels, at nodes and on the axis
-    "sampled Gaussian in bands": (_sampled("forward", contour.BANDED_LADDER[4]), 5250),
+    "sampled Gaussian in bands": (_sampled("forward", contour.BANDED_LADDER[4]), 5000),
     # a plan, which is not differentiated, and a sum over nodes without bounds, which is differentiated
     "sampled Gaussian, gradient": (_gradient, 2350),
     # a plan, panels with a bound for each, bounds of the tail over merged panels, the nodes, and bounds that need no

@@ -13,9 +13,8 @@ def _log_modulus(re: jax.Array, im: jax.Array) -> jax.Array:
 
 def log_one_plus(re: jax.Array, im: jax.Array) -> tuple[jax.Array, jax.Array]:
     """(log|1 + x|, angle of 1 + x), x = re + i im. Near x = -1 the error is relative to |x|, not to |1 + x|."""
-    a, b = xp.clip(re, -1.0, 1.0), xp.clip(im, -1.0, 1.0)
-    excess = a * (2 + a) + b * b
-    near = (xp.abs(excess) < 0.25) & (xp.abs(re) < 1) & (xp.abs(im) < 1)
+    excess = re * (2 + re) + im * im  # |1 + x|^2 - 1
+    near = xp.abs(excess) < 0.25
     log_abs = xp.where(near, 0.5 * xp.log1p(xp.where(near, excess, 0.0)), _log_modulus(1 + re, im))
     return log_abs, xp.arctan2(im, 1 + re)
 

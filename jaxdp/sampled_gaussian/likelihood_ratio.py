@@ -2,6 +2,7 @@
 
 import jax
 
+from jaxdp.numerics.complex_logarithms import log_one_plus
 from jaxdp.runtime.arrays import xp
 
 ROOT_2PI = 2.5066282746310002
@@ -11,32 +12,16 @@ HALF_WIDTH = 9.5  # half the length of a line of integration, in standard deviat
 def log_mixture(w_re: jax.Array, w_im: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Real and imaginary part of log(1 - q + q e^w), with a small relative error even for small q.
 
-    For q > 1/2, where 1 + q expm1(w) would cancel, log A(w; q) = w + log A(-w; 1 - q) is used.
+    For q > 1/2, where 1 + q (e^w - 1) would cancel, log A(w; q) = w + log A(-w; 1 - q) is used.
     """
     flip = q > 0.5
     sign, rate = xp.where(flip, -1.0, 1.0), xp.where(flip, 1 - q, q)
-    re, im = _log_mixture_small_rate(sign * w_re, sign * w_im, rate)
-    return re + xp.where(flip, w_re, 0.0), im + xp.where(flip, w_im, 0.0)
-
-
-def _log_mixture_small_rate(w_re: jax.Array, w_im: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:
-    large = w_re > 30
-    a = xp.where(large, 0.0, w_re)
-    half = xp.sin(0.5 * w_im)
-    re = q * (xp.expm1(a) * xp.cos(w_im) - 2 * half * half)
-    im = q * xp.exp(a) * xp.sin(w_im)
-    excess = re * (2 + re) + im * im
-    # XLA's log1p is up to 129 ulp off near -0.414 (jax-ml/jax 39707), so log is used away from 0
-    near_one = xp.abs(excess) < 0.25
-    log_abs = 0.5 * xp.where(near_one, xp.log1p(xp.where(near_one, excess, 0.0)), xp.log(1 + excess))
-    angle = xp.arctan2(im, 1 + re)
-    safe_q = xp.where(q > 0, q, 1.0)
-    fade = (1 - q) / safe_q * xp.exp(-xp.where(large, w_re, 30.0))
-    re_far, im_far = fade * xp.cos(w_im), -fade * xp.sin(w_im)
-    far_abs = xp.log(safe_q) + w_re + 0.5 * xp.log1p(re_far * (2 + re_far) + im_far * im_far)
-    far_angle = w_im + xp.arctan2(im_far, 1 + re_far)
-    use_far = large & (q > 0)
-    return xp.where(use_far, far_abs, log_abs), xp.where(use_far, far_angle, angle)
+    x, turn = sign * w_re, sign * w_im
+    a, half = xp.minimum(x, 700.0), xp.sin(0.5 * turn)
+    re, im = xp.expm1(a) * xp.cos(turn) - 2 * half * half, xp.exp(a) * xp.sin(turn)
+    log_abs, angle = log_one_plus(rate * re, rate * im)
+    beyond = xp.where(rate > 0, x - a, 0.0)  # e^w overflows: there log A is w + log q
+    return log_abs + beyond + xp.where(flip, w_re, 0.0), angle + xp.where(flip, w_im, 0.0)
 
 
 def log_mixture_real(w: jax.Array, q: jax.Array) -> jax.Array:
