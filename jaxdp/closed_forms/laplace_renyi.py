@@ -1,11 +1,13 @@
 """Renyi divergences between Laplace (or discrete Laplace) noise and the same noise shifted."""
 
+import math
+
 from jaxdp.domains import SMALLEST
-from jaxdp.numerics.special import log1mexp, log_one_plus
+from jaxdp.numerics.special import log1mexp, log_one_plus, polynomial
 from jaxdp.runtime.arrays import xp
 
 _SERIES_BELOW = 0.5  # alpha x below which the power series is used
-_SERIES_TERMS = 18
+_BEND = tuple(1 / math.factorial(j) for j in range(2, 18))  # (e^y - 1 - y) / y^2 as a power series
 _LONGEST_SHIFT = 1024  # of the discrete Laplace law
 _RELATIVE = 1.0 + 2.0**-46  # 1.4e-14: covers the error 4e-15 of `laplace_renyi` and the rounding of the ratio
 
@@ -15,8 +17,8 @@ def laplace_renyi(order, ratio):
 
     R = log g / (alpha - 1), g = [alpha e^{x(alpha-1)} + (alpha-1) e^{-x alpha}] / (2 alpha - 1). It is computed as
     x + log1p(q expm1(-x (2 alpha - 1))) / (alpha - 1), q = (alpha-1)/(2 alpha - 1), which is accurate for alpha -> 1
-    and for alpha = 1e6. This form cancels for x alpha < 1/2; there the power series of g - 1 is used. Relative error
-    4e-15 while the result is above 1e-300.
+    and for alpha = 1e6. This form cancels for x alpha < 1/2; there a power series is used. Relative error 4e-15
+    while the result is above 1e-300.
 
     Reference: Mironov 2017, Corollary 2.
     """
@@ -35,15 +37,10 @@ def laplace_renyi_upper(order, ratio):
 
 
 def _small_shift(order, excess, x):
-    """log1p(alpha (alpha-1) sum_{j>=2} h_j x^j / j!) / (alpha - 1), h_{j+1} = -h_j + alpha (alpha-1) h_{j-1}."""
-    # Products keep x next to the order: x^2 may underflow where alpha x^2 does not.
-    grown, square = order * x, (order * x) * (excess * x)
-    previous, term = xp.zeros_like(x), x / 2
-    total = term
-    for j in range(2, _SERIES_TERMS):
-        previous, term = term, (-x * term + square * previous / j) / (j + 1)
-        total = total + term
-    rise = grown * total
+    """log(1 + z R) / z, z = alpha - 1, R = [alpha h(z x) + z h(-alpha x)] / ((2 alpha - 1) z), h(y) = e^y - 1 - y."""
+    bend = excess * polynomial(_BEND, excess * x) + order * polynomial(_BEND, -order * x)
+    # x stays next to the order: x^2 may underflow where alpha x^2 does not.
+    rise = order * x * (x * (bend / (2 * order - 1.0)))
     return xp.where(excess * rise < 1e-20, rise, log_one_plus(excess * rise) / excess)
 
 
