@@ -296,35 +296,46 @@ def _choose(candidates, k, eps, log_delta, sides: Sides, masses: Masses | None =
     return candidates[best], periods[best]
 
 
-class AliasBound(NamedTuple):
-    """The parts of `log_alias` that do not depend on eps."""
+class Aliases(NamedTuple):
+    """The parts of the alias terms that do not depend on eps; M excludes the masses at infinity."""
 
     above: jax.Array  # abscissae c'
     right: jax.Array  # logs of the bounds of the right alias, but for the factor e^{-c' eps}
     below: jax.Array  # 1 + c'' for the abscissae -1 - c'' left of the contour
     left: jax.Array  # logs of the bounds of the left remainder, but for the factor e^{(1 + c'') eps}
+    log_first: jax.Array  # log of an upper bound of M(0)/(e^{c p} - 1)
+    log_second: jax.Array  # log of an upper bound of M(-1)/(e^{(c+1) p} - 1)
+    kept: jax.Array  # factor that turns either upper bound into a lower bound
+    off: jax.Array  # relative error of both, besides
 
 
-def alias_bound(plan: Plan, mu2: jax.Array) -> AliasBound:
-    """The `AliasBound` of a plan; mu2: mu^2 of the smoothing Gaussian."""
-    c, period, (above, k_above, below, k_below) = plan.c, plan.period, plan.sides
+def alias_terms(plan: Plan, log_masses: jax.Array, log_kept: jax.Array, off: jax.Array, mu2: jax.Array) -> Aliases:
+    """The `Aliases` for upper bounds of log M(0), log M(-1) and log(lower/upper bound); mu2: s^2 of the smoothing."""
+    c, p, (above, k_above, below, k_below) = plan.c, plan.period, plan.sides
     k_above, k_below = k_above + 0.5 * mu2 * above * (above + 1), k_below + 0.5 * mu2 * below * (below + 1)
     gap = above - c
     right = k_above + 1e-15 * xp.abs(k_above) + conversion(above)
-    right = xp.where(gap > 0, right - log_expm1(xp.where(gap > 0, gap * period, 1e-9)), xp.inf)
-    left = k_below + 1e-15 * xp.abs(k_below) + conversion(below) - log_expm1((1 + below + c) * period)
-    return AliasBound(above, right, 1 + below, left)
+    return Aliases(
+        above,
+        xp.where(gap > 0, right - log_expm1(xp.where(gap > 0, gap * p, 1e-9)), xp.inf),
+        1 + below,
+        k_below + 1e-15 * xp.abs(k_below) + conversion(below) - log_expm1((1 + below + c) * p),
+        log_masses[0] - log_expm1(c * p),
+        log_masses[1] - log_expm1((c + 1) * p),
+        xp.exp(log_kept),
+        off,
+    )
 
 
-def log_alias(bound: AliasBound, eps: jax.Array, shift: jax.Array) -> tuple[jax.Array, jax.Array]:
+def log_alias(known: Aliases, eps: jax.Array, shift: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Logs of certified bounds: of the remainder of the left alias after subtraction, and of the right alias.
 
     They hold for every number within ``shift`` of eps. Proof: notebooks/proofs/contour_certificate.md, section 2.
     """
-    away, toward = bound.above * (eps - shift), bound.below * (eps + shift)
-    right = xp.min(bound.right - away + 1e-15 * xp.abs(away))
+    away, toward = known.above * (eps - shift), known.below * (eps + shift)
+    right = xp.min(known.right - away + 1e-15 * xp.abs(away))
     # left: e^x delta_QP(-x) <= M(-1-c'') e^{(1 + c'') x} c''^c''/(c''+1)^(c''+1), summed over x = eps - j period
-    return xp.min(bound.left + toward + 1e-15 * xp.abs(toward)), right
+    return xp.min(known.left + toward + 1e-15 * xp.abs(toward)), right
 
 
 def _shortest_period(c, eps, log_delta, sides: Sides, masses: Masses | None) -> jax.Array:

@@ -15,10 +15,10 @@ import numpy as np
 
 from jaxdp.contour.lattice import LatticeContour, build_lattice, lattice_sum
 from jaxdp.contour.plan import (
-    AliasBound,
+    Aliases,
     Plan,
     Sides,
-    alias_bound,
+    alias_terms,
     log_alias,
     log_chernoff,
     plan_comparison,
@@ -211,28 +211,6 @@ def contour_sum(contour: Contour, eps: jax.Array, ref: jax.Array) -> Raw:
     return Raw(front * total, front * (phase_slope - c * total), tail, rounding)
 
 
-class Aliases(NamedTuple):
-    """The parts of the alias terms that do not depend on eps; M excludes the masses at infinity."""
-
-    bound: AliasBound
-    log_first: jax.Array  # log of an upper bound of M(0)/(e^{c p} - 1)
-    log_second: jax.Array  # log of an upper bound of M(-1)/(e^{(c+1) p} - 1)
-    kept: jax.Array  # factor that turns either upper bound into a lower bound
-    off: jax.Array  # relative error of both, besides
-
-
-def alias_terms(plan: Plan, log_masses: jax.Array, log_kept: jax.Array, off: jax.Array, mu2: jax.Array) -> Aliases:
-    """The `Aliases` for upper bounds of log M(0), log M(-1) and log(lower/upper bound); mu2: s^2 of the smoothing."""
-    c, p = plan.c, plan.period
-    return Aliases(
-        alias_bound(plan, mu2),
-        log_masses[0] - xp.maximum(c * p, 1e-300) - xp.log(-xp.expm1(-c * p)),
-        log_masses[1] - (c + 1) * p - xp.log(-xp.expm1(-(c + 1) * p)),
-        xp.exp(log_kept),
-        off,
-    )
-
-
 def aliases(contour: Contour | LatticeContour, spectrum: Spectrum) -> Aliases:
     """The `Aliases` of a contour."""
     ends = xp.real(spectrum.closed(xp.array([0.0, -1.0], xp.complex128)))
@@ -250,7 +228,7 @@ def enclosed(contour: Contour | LatticeContour, known: Aliases, eps: jax.Array, 
     raw = (
         Raw(*lattice_sum(contour, eps, ref)) if isinstance(contour, LatticeContour) else contour_sum(contour, eps, ref)
     )
-    left, right = log_alias(known.bound, eps, contour.shift)
+    left, right = log_alias(known, eps, contour.shift)
     left, right = xp.exp(left - ref) * _OUTWARD, xp.exp(right - ref) * _OUTWARD
     left_low, left_high = _left_alias(contour, known, left, eps, ref)
     middle, error = raw.total - left_low, raw.tail + raw.rounding

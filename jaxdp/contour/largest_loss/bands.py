@@ -15,9 +15,9 @@ from typing import NamedTuple
 import jax
 
 from jaxdp.contour.largest_loss.band import Band, band_contour
-from jaxdp.contour.plan import Masses, Plan, log_chernoff, plan_part, tail_cut
+from jaxdp.contour.plan import Aliases, Masses, Plan, alias_terms, log_chernoff, plan_part, tail_cut
 from jaxdp.contour.spectrum import Sampled, Spectrum
-from jaxdp.contour.trapezoid import Aliases, Contour, Effort, Sums, alias_terms, enclosed, epsilon_edges, relative_to
+from jaxdp.contour.trapezoid import Contour, Effort, Sums, enclosed, epsilon_edges, relative_to
 from jaxdp.domains import SMALLEST
 from jaxdp.numerics.roots import Evaluation, proved_ends
 from jaxdp.numerics.rounding import ULP as _ULP
