@@ -320,12 +320,9 @@ def _remove_excess(base_delta: Profile, eps: np.ndarray, q: np.ndarray) -> np.nd
     low, high = u - slack, u + slack
     live = (q > 0) & (low > 0)
     rate, at = np.where(live, q, 1.0), np.where(live, at, 0.0)
-    near = live & (np.abs(grown) < 0.5 * rate)
     log_u, log_q = np.log(np.where(live, low, 1.0)), np.log(rate)
     # inner = log(u / q), rounded down because delta decreases
     inner = log_u - log_q - 8 * ULP * (1 + np.abs(log_u) + np.abs(log_q))
-    close = np.log1p(np.where(near, grown, 0.0) / rate)
-    inner = np.where(near, close - 16 * ULP * np.abs(close), inner)
     base = validate.probability("base_delta(epsilon)", base_delta(np.where(rate == 1, at, inner)))
     inside, least = np.where(base > 0, rate * base + SMALLEST, 0.0), -np.expm1(np.minimum(at, 0.0))
     excess = np.maximum(inside - least, 0.0) + 8 * ULP * (inside + least)
