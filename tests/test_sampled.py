@@ -683,3 +683,27 @@ def test_the_lower_bound_of_a_composition_with_fixed_batches_is_at_least_that_of
     for fixed in (jaxdp.repeat(FIXED(jaxdp.Gaussian(20.0), 1e-3), 2), jaxdp.repeat(FIXED(jaxdp.Laplace(1.0), 0.1), 0)):
         lower, upper = jaxdp.epsilon_bounds(jaxdp.compose(fixed, rest), 1e-6, relation="replace_one")
         assert alone.lower * (1 - 1e-9) <= lower <= upper <= alone.upper * (1 + 1e-6)
+
+
+# Steps, rate, noise, derivative of epsilon(1e-6) in the noise: extrapolated differences of epsilons, gap 1e-11.
+FEW_STEPS = [
+    (1, 0.0001, 0.6, -0.11109131),
+    (2, 0.001, 0.6, -4.810792),
+    (2, 1e-05, 1.0, -0.00011775875),
+    (5, 1e-05, 0.6, -0.0064540921),
+    (20, 0.0001, 0.6, -0.70942012),
+    (100, 0.01, 2.0, -0.15749392),
+]
+
+
+@pytest.mark.slow
+def test_derivatives_of_few_steps_at_small_rates():
+    # most losses are near 0, few are large: their scales differ by up to 1e5
+    times, rate, noise, exact = np.array(FEW_STEPS).T
+
+    def total(noise):
+        steps = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(noise), rate), times)
+        return jaxdp.epsilon(steps, 1e-6, relation="remove").sum()
+
+    with jax.enable_x64(True):
+        np.testing.assert_allclose(jax.grad(total)(noise), exact, rtol=3e-5)

@@ -10,12 +10,19 @@ from jaxdp.contour.plan import Plan, plan_delta
 from jaxdp.contour.spectrum import Spectrum, counted
 from jaxdp.contour.trapezoid import SMOOTH_EXPONENT, Effort
 from jaxdp.numerics.exponential_sums import split
+from jaxdp.numerics.special import sine_and_versine
 from jaxdp.runtime.arrays import xp
+from jaxdp.sampled_gaussian.moment import real_line
 
 _LATTICE_NODES = 16384  # for 1e7 rounds of randomized response, the period has 12 standard deviations of the loss
 # order z at which K(z) gives the mass of the largest loss; distance of eps below it at which no other loss counts
 _FAR, _NEAR = 1e6, 1e-4
 _LEAST_LEFT, _ROUNDED = 1e-100, 1e-9  # of that distance: least value used; most that rounding makes it negative
+# Nodes of `_sampled` beside it: their number, that of one block, and the number in which t grows by the factor e.
+_NODES, _BLOCK, _EFOLD = 3072, 256, 256
+_RESOLVED = 1.2  # turn of e^{itL} from one outcome to the next, in radians, up to which the outcomes resolve it
+_SHARP = 4.0  # sharpness of the edge of the small losses, in 1/log(loss)
+_CLEAR = 45.0  # nats between delta and the error from the spacing of the nodes
 _LEAST = 1e-100  # replaces a smaller modulus of m(c + it)/m(c), so that its logarithm has a derivative
 
 
@@ -31,6 +38,8 @@ def log_delta(make: Callable[[Any], Spectrum], params: Any, eps: jax.Array, effo
     frozen = xp.stop_gradient((params, eps))
     plan, _ = xp.stop_gradient(plan_delta(make(frozen[0]), frozen[1], effort.quadrature, xp.zeros(())))
     spectrum = make(params)
+    if spectrum.sampled and spectrum.smooth and not effort.smooth:
+        return _sampled(spectrum, plan, effort.quadrature, eps)
     level, value, period = (_lattice if effort.lattice else _line)(spectrum, plan, effort, eps)
     c = plan.c
     reference = xp.stop_gradient(level + xp.log(xp.abs(value)))
@@ -80,6 +89,62 @@ def _line(spectrum: Spectrum, plan: Plan, effort: Effort, eps: jax.Array) -> tup
     half = xp.where(xp.arange(count) == 0, 0.5, 1.0)
     terms = half * xp.real(xp.exp(k - xp.complex(xp.zeros_like(t), t * eps)) / (z * (z + 1)))
     return log_m - c * eps, xp.sum(terms) * step / xp.pi, plan.period
+
+
+def _sampled(spectrum: Spectrum, plan: Plan, size: int, eps: jax.Array) -> jax.Array:
+    """log delta of sampled Gaussians, with or without Gaussians.
+
+    Few steps at a small rate have many losses near 0 and rare large ones, on scales far apart. Therefore:
+    t grows geometrically. Outcomes so far apart that they do not resolve e^{itL} count as its mean, 0.
+    If all losses are small, eps/steps at most, their sum is at most eps: these paths, B^steps, add nothing to delta.
+    They are subtracted from M, which then decays early, where the large losses do.
+    """
+    c, steps = plan.c, spectrum.step_count()
+    base = xp.real(spectrum.closed(xp.asarray(c, xp.complex128)))
+    lines = [
+        xp.vmap(real_line, in_axes=(None, 0, 0, None, None, None))(c, p.mu, p.rate, plan.cut, spectrum.direction, size)
+        for p in spectrum.sampled
+    ]
+    level = base + sum(counted(p, log_m) for p, (log_m, _, _) in zip(spectrum.sampled, lines, strict=True)) - c * eps
+    frozen = xp.stop_gradient(level)
+    # the error from the spacing is near e^{-c period}, and delta is about e^level/(c (c + 1)) or less
+    period = xp.maximum(plan.period, (_CLEAR + xp.abs(frozen) + 2 * xp.log1p(c)) / c)
+    u = (xp.arange(_NODES) / _EFOLD).reshape(-1, _BLOCK)
+    step = 2 * xp.pi / period
+    nodes = step * _EFOLD * xp.sinh(u), step * xp.cosh(u) * xp.where(u > 0, 1.0, 0.5)
+    most = xp.where((base == 0) & (eps > 0), eps / steps, 0.0)
+
+    def add(total: jax.Array, block: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        t, width = block
+        z = xp.complex(xp.full_like(t, c), t)
+        k, small = spectrum.closed(z) - base, xp.zeros_like(z)
+        for part, (_, weight, loss) in zip(spectrum.sampled, lines, strict=True):
+            ratio, ratio_of_small = xp.vmap(_ratios_of_line, in_axes=(0, 0, None, None))(weight, loss, t, most)
+            k, small = k + counted(part, xp.log(ratio).T), small + counted(part, xp.log(ratio_of_small).T)
+        terms = (xp.exp(k) - xp.where(most > 0, xp.exp(small), 0.0)) * xp.exp(xp.complex(xp.zeros_like(t), -t * eps))
+        return total + xp.sum(width * xp.real(terms / (z * (z + 1)))), None
+
+    value, _ = jax.lax.scan(jax.checkpoint(add), xp.zeros(()), nodes)
+    total = value / xp.pi + spectrum.infinity * xp.exp(-frozen)
+    return level + xp.log(xp.where(total > 0, total, 1.0))
+
+
+def _ratios_of_line(weight: jax.Array, loss: jax.Array, t: jax.Array, most: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """m(c + it)/m(c) of one step and the same of its losses up to about ``most``; t: (nodes,), weight, loss: (size,).
+
+    The tables of e^{itL} are not differentiated: with dL = 0, the derivative of L, e^{itL} is e^{itL} (1 + it dL).
+    """
+    at = xp.stop_gradient(loss)
+    moved = loss - at
+    turns = xp.abs(xp.diff(at, append=at[-1:])) / _RESOLVED * t[:, None]
+    resolved = 1 / (1 + xp.minimum(turns, 1e30) ** 8)
+    sine, versine = sine_and_versine(t[:, None] * at)
+    share = xp.log(xp.maximum(at, 1e-300) / xp.maximum(most, 1e-300))
+    small = weight * xp.where(at > 0, 0.5 * jax.scipy.special.erfc(_SHARP * share + 5.0), 1.0)
+    columns = xp.stack([weight, weight * moved, small, small * moved], axis=1)
+    sines, cosines = (xp.exact_matmul(resolved * x, columns).T for x in (sine, 1 - versine))
+    ratios = (xp.complex(cosines[i] - t * sines[i + 1], sines[i] + t * cosines[i + 1]) for i in (0, 2))
+    return tuple(xp.where(xp.abs(xp.stop_gradient(r)) > _LEAST, r, _LEAST) for r in ratios)
 
 
 def _ratios(weight: jax.Array, loss: jax.Array, step: jax.Array, count: int) -> jax.Array:

@@ -21,6 +21,7 @@ from jaxdp.interop.gaussian_mixtures import LARGEST_SHIFT, MOST_SHIFTS, Gaussian
 from jaxdp.mechanisms.base import Mechanism, UnsupportedMechanismError
 from jaxdp.mechanisms.composition import as_gaussian, flatten
 from jaxdp.mechanisms.truncated import truncated_poisson
+from jaxdp.numerics.rounding import ULP
 from jaxdp.typing import Relation
 
 try:
@@ -305,7 +306,7 @@ def _normalised(chances: np.ndarray) -> np.ndarray:
     The sums of the last probabilities are rounded up. A deficit goes to the last one, a surplus is cut from the first.
     """
     deficit = max(1 - math.fsum(chances), 0.0)
-    tails = np.minimum((np.cumsum(chances[::-1]) + deficit)[::-1] * (1 + 2 * chances.size * 2.0**-52), 1.0)
+    tails = np.minimum((np.cumsum(chances[::-1]) + deficit)[::-1] * (1 + 4 * chances.size * ULP), 1.0)
     return -np.diff([1.0, *tails[1:], 0.0])
 
 

@@ -228,6 +228,18 @@ def tilted_line(c, mu, q, cut, direction: str, size: int, label: Label | None = 
     return Line(log_m, weight, loss, error, rule, mean_rule, drift)
 
 
+def real_line(c, mu, q, cut, direction: str, size: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(log m(c), weights, losses) of one step tilted to c at ``size`` real outcomes, without error bounds."""
+    low, high = interval(c[None], mu[None], q[None], cut[None], direction)
+    _, step, v = exact_nodes(low[0], high[0], size)
+    on_axis, log_a = integrand_and_mixture(v, c, mu, q, direction)
+    log_sum = xp.logsumexp(on_axis)
+    loss = -log_a if direction == "reverse" else log_a
+    if direction == "replace":
+        loss = loss - log_mixture_real(-v * mu - mu * mu / 2, q)
+    return log_sum + xp.log(step / ROOT_2PI), xp.exp(on_axis - log_sum), loss
+
+
 def loss_units(loss, v, mu, q, direction):
     """Error bound of the loss, in units of 2^-53; in the exponent of a weight it counts c times."""
     if direction == "replace":
