@@ -332,7 +332,10 @@ def _run(
     routes = choose_routes(*_resolved(mechanism, relation, directions), shape)
     if usable is not True:
         pairs = [_evaluate_traced(route, verb, target, shape) for route in _largest(routes, verb, target, shape)]
-        lower, upper = (functools.reduce(jnp.maximum, side) for side in zip(*pairs, strict=True))
+        # not jnp.maximum: where both pairs are equal, at rate 1, its derivative is the mean of both. That of the first
+        # pair (remove) holds below.
+        larger = lambda one, other: jnp.where(other > one, other, one)  # noqa: E731
+        lower, upper = (functools.reduce(larger, side) for side in zip(*pairs, strict=True))
         return Bounds(_or_vacuous(lower, usable, 0.0), _or_vacuous(upper, usable, VACUOUS[verb]))
     pairs = _evaluate(routes, verb, target, shape, Asked(_MARGIN * float(gap), near, upper_only))
     return Bounds(*(np.maximum.reduce(side)[()] for side in zip(*pairs, strict=True)))

@@ -40,7 +40,9 @@ def real_array(name: str, value: Any) -> np.ndarray:
 
 
 def rectangular(name: str, value: Any) -> np.ndarray:
-    """The argument as an array; ValueError for nested lists of different lengths."""
+    """The argument as an array; ValueError for nested lists of different lengths, TypeError for a masked array."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"{name} must be a plain array, got a masked one: select the numbers that count.")
     try:
         return np.asarray(value)
     except ValueError as error:

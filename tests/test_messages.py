@@ -156,6 +156,7 @@ def test_a_whole_number_beyond_double_precision_is_one_sentence():
     [
         (lambda: jaxdp.epsilon(jaxdp.Gaussian(jaxdp.Gaussian(1.0)), 1e-6), TypeError, "noise_multiplier must be real"),
         (lambda: jaxdp.Gaussian([1, [2]]), ValueError, "noise_multiplier must be a rectangular array"),
+        (lambda: jaxdp.epsilon(jaxdp.Gaussian(np.ma.array([1.0], mask=[1])), 1e-6), TypeError, "must be a plain array"),
         (lambda: jaxdp.calibrate(3, epsilon=1.0, delta=1e-6), TypeError, "make_mechanism must be a function"),
         (lambda: jaxdp.sweep(3, delta=1e-6), TypeError, "fn must be a function"),
         (lambda: jaxdp.epsilon(jaxdp.FiniteRandomizer([[0.6, 0.4], [0.4, 0.6]]), 1e-6), ValueError, "must be shuffled"),

@@ -707,3 +707,8 @@ def test_derivatives_of_few_steps_at_small_rates():
 
     with jax.enable_x64(True):
         np.testing.assert_allclose(jax.grad(total)(noise), exact, rtol=3e-5)
+
+        everyone, fewer = (jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), q) for q in (1.0, 1 - 1e-4))
+        slope = jax.grad(lambda q: jaxdp.epsilon(jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), q), 1e-6))(1.0)
+        quotient = (jaxdp.epsilon(everyone, 1e-6, gap=1e-9) - jaxdp.epsilon(fewer, 1e-6, gap=1e-9)) / 1e-4
+        assert slope == pytest.approx(quotient, rel=1e-3)

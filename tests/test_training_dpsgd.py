@@ -71,6 +71,14 @@ def test_a_batch_without_rows_adds_noise_alone():
     assert 0 < float(optax.tree.norm(updates)) < 1e-4 and int(state.nonfinite) == 0
 
 
+@pytest.mark.parametrize("mask", [[1, 2, 0], [1.0, 1.0, 0.0], [True], True], ids=repr)
+def test_masks_that_are_not_one_boolean_an_example_are_refused(mask):
+    tx = make().optimizer(KEY, learning_rate=1.0)
+    grads = jax.tree.map(lambda p: jnp.ones((3, *p.shape)), PARAMS)
+    with pytest.raises(ValueError, match=r"mask must be \(3,\) booleans, one for each example"):
+        tx.update(grads, tx.init(PARAMS), PARAMS, mask=jnp.asarray(mask))
+
+
 def test_masked_and_broken_examples_contribute_nothing():
     grads = {"w": jnp.array([[0.5, 0.0, 0.0], [jnp.nan, 0.0, 0.0], [0.0, 0.5, jnp.inf]]), "b": jnp.zeros(3)}
     sgd = make(noise_multiplier=1e-6)

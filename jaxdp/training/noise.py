@@ -226,6 +226,14 @@ def clip_and_sum(
     Examples with a non-finite gradient are left out. A gradient whose clipping factor underflows float32 is clipped to
     zero.
     """
+    leaves = jax.tree.leaves(gradients)
+    if not leaves:
+        raise ValueError("params must have at least one array, got a tree without leaves.")
+    size = leaves[0].shape[0]
+    if mask.shape != (size,) or mask.dtype != bool:
+        raise ValueError(
+            f"mask must be ({size},) booleans, one for each example, got shape {mask.shape} and dtype {mask.dtype}."
+        )
     # reduced by more than the float32 error of a norm, so that no clipped gradient is longer than clip_norm
     bound = None if clip_norm is None else clip_norm * (1 - 1e-5)
     return _summed(gradients, mask, bound, axes=tuple(leaf_axes(gradients, partition)))
