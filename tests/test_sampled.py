@@ -712,3 +712,16 @@ def test_derivatives_of_few_steps_at_small_rates():
         slope = jax.grad(lambda q: jaxdp.epsilon(jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), q), 1e-6))(1.0)
         quotient = (jaxdp.epsilon(everyone, 1e-6, gap=1e-9) - jaxdp.epsilon(fewer, 1e-6, gap=1e-9)) / 1e-4
         assert slope == pytest.approx(quotient, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_second_derivatives_of_sampled_steps():
+    def epsilon(noise):
+        return jaxdp.epsilon(
+            jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(noise), 0.01), 5), 1e-6, relation="remove"
+        )
+
+    with jax.enable_x64(True):
+        slope = jax.grad(epsilon)
+        exact = (float(slope(1.001)) - float(slope(0.999))) / 2e-3
+        assert float(jax.grad(slope)(1.0)) == pytest.approx(exact, rel=1e-4)

@@ -112,7 +112,7 @@ def _sampled(spectrum: Spectrum, plan: Plan, size: int, eps: jax.Array) -> jax.A
     u = (xp.arange(_NODES) / _EFOLD).reshape(-1, _BLOCK)
     step = 2 * xp.pi / period
     nodes = step * _EFOLD * xp.sinh(u), step * xp.cosh(u) * xp.where(u > 0, 1.0, 0.5)
-    most = xp.where((base == 0) & (eps > 0), eps / steps, 0.0)
+    most = xp.stop_gradient(xp.where((base == 0) & (eps > 0), eps / steps, 0.0))
 
     def add(total: jax.Array, block: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         t, width = block
@@ -132,7 +132,8 @@ def _sampled(spectrum: Spectrum, plan: Plan, size: int, eps: jax.Array) -> jax.A
 def _ratios_of_line(weight: jax.Array, loss: jax.Array, t: jax.Array, most: jax.Array) -> tuple[jax.Array, jax.Array]:
     """m(c + it)/m(c) of one step and the same of its losses up to about ``most``; t: (nodes,), weight, loss: (size,).
 
-    The tables of e^{itL} are not differentiated: with dL = 0, the derivative of L, e^{itL} is e^{itL} (1 + it dL).
+    The tables of e^{itL} are not differentiated, but e^{it dL} as 1 + it dL - (t dL)^2/2, where dL is L minus its
+    value: first and second derivatives are right, further ones are not.
     """
     at = xp.stop_gradient(loss)
     moved = loss - at
@@ -141,9 +142,13 @@ def _ratios_of_line(weight: jax.Array, loss: jax.Array, t: jax.Array, most: jax.
     sine, versine = sine_and_versine(t[:, None] * at)
     share = xp.log(xp.maximum(at, 1e-300) / xp.maximum(most, 1e-300))
     small = weight * xp.where(at > 0, 0.5 * jax.scipy.special.erfc(_SHARP * share + 5.0), 1.0)
-    columns = xp.stack([weight, weight * moved, small, small * moved], axis=1)
+    powers = 1.0, moved, 0.5 * moved * moved
+    columns = xp.stack([w * power for w in (weight, small) for power in powers], axis=1)
     sines, cosines = (xp.exact_matmul(resolved * x, columns).T for x in (sine, 1 - versine))
-    ratios = (xp.complex(cosines[i] - t * sines[i + 1], sines[i] + t * cosines[i + 1]) for i in (0, 2))
+    ratios = (
+        xp.complex(cos[0] - t * sin[1] - t * t * cos[2], sin[0] + t * cos[1] - t * t * sin[2])
+        for sin, cos in ((sines[:3], cosines[:3]), (sines[3:], cosines[3:]))
+    )
     return tuple(xp.where(xp.abs(xp.stop_gradient(r)) > _LEAST, r, _LEAST) for r in ratios)
 
 
