@@ -332,8 +332,8 @@ def _run(
     routes = choose_routes(*_resolved(mechanism, relation, directions), shape)
     if usable is not True:
         pairs = [_evaluate_traced(route, verb, target, shape) for route in _largest(routes, verb, target, shape)]
-        # not jnp.maximum: where both pairs are equal, at rate 1, its derivative is the mean of both. That of the first
-        # pair (remove) holds below.
+        # Where both pairs are equal, as at sampling rate 1, jnp.maximum has the mean of their derivatives. The first
+        # pair (remove) is the larger one at smaller rates: its derivative is right.
         larger = lambda one, other: jnp.where(other > one, other, one)  # noqa: E731
         lower, upper = (functools.reduce(larger, side) for side in zip(*pairs, strict=True))
         return Bounds(_or_vacuous(lower, usable, 0.0), _or_vacuous(upper, usable, VACUOUS[verb]))

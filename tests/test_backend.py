@@ -548,7 +548,7 @@ PROGRAMS = {
     # the same with a label, for every band, and the difference of two labels, at nodes and on the axis
     "sampled Gaussian in bands": (_sampled("forward", contour.BANDED_LADDER[4]), 5000),
     # a plan, which is not differentiated, and a sum over nodes without bounds, which is differentiated
-    "sampled Gaussian, gradient": (_gradient, 2350),
+    "sampled Gaussian, gradient": (_gradient, 2050),
     # a plan, panels with a bound for each, bounds of the tail over merged panels, the nodes, and bounds that need no
     # contour: of one large step, of several, of one known step, and of the sum of all outputs
     "random allocation": (_allocation, 7600),

@@ -717,9 +717,8 @@ def test_derivatives_of_few_steps_at_small_rates():
 @pytest.mark.slow
 def test_second_derivatives_of_sampled_steps():
     def epsilon(noise):
-        return jaxdp.epsilon(
-            jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(noise), 0.01), 5), 1e-6, relation="remove"
-        )
+        steps = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(noise), 0.01), 5)
+        return jaxdp.epsilon(steps, 1e-6, relation="remove")
 
     with jax.enable_x64(True):
         slope = jax.grad(epsilon)

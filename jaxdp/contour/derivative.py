@@ -21,7 +21,7 @@ _LEAST_LEFT, _ROUNDED = 1e-100, 1e-9  # of that distance: least value used; most
 # Nodes of `_sampled` beside it: their number, that of one block, and the number in which t grows by the factor e.
 _NODES, _BLOCK, _EFOLD = 3072, 256, 256
 _RESOLVED = 1.2  # turn of e^{itL} from one outcome to the next, in radians, up to which the outcomes resolve it
-_SHARP = 4.0  # sharpness of the edge of the small losses, in 1/log(loss)
+_SHARP, _EDGE = 4.0, 5.0  # erfc(_SHARP log(L steps/eps) + _EDGE)/2 of a loss L counts as small: 8e-13 at eps/steps
 _CLEAR = 45.0  # nats between delta and the error from the spacing of the nodes
 _LEAST = 1e-100  # replaces a smaller modulus of m(c + it)/m(c), so that its logarithm has a derivative
 
@@ -38,7 +38,7 @@ def log_delta(make: Callable[[Any], Spectrum], params: Any, eps: jax.Array, effo
     frozen = xp.stop_gradient((params, eps))
     plan, _ = xp.stop_gradient(plan_delta(make(frozen[0]), frozen[1], effort.quadrature, xp.zeros(())))
     spectrum = make(params)
-    if spectrum.sampled and spectrum.smooth and not effort.smooth:
+    if spectrum.sampled and spectrum.gaussian:
         return _sampled(spectrum, plan, effort.quadrature, eps)
     level, value, period = (_lattice if effort.lattice else _line)(spectrum, plan, effort, eps)
     c = plan.c
@@ -92,12 +92,12 @@ def _line(spectrum: Spectrum, plan: Plan, effort: Effort, eps: jax.Array) -> tup
 
 
 def _sampled(spectrum: Spectrum, plan: Plan, size: int, eps: jax.Array) -> jax.Array:
-    """log delta of sampled Gaussians, with or without Gaussians.
+    """log delta of sampled Gaussians, alone or composed with Gaussians.
 
-    Few steps at a small rate have many losses near 0 and rare large ones, on scales far apart. Therefore:
-    t grows geometrically. Outcomes so far apart that they do not resolve e^{itL} count as its mean, 0.
-    If all losses are small, eps/steps at most, their sum is at most eps: these paths, B^steps, add nothing to delta.
-    They are subtracted from M, which then decays early, where the large losses do.
+    A few steps at a small rate have many losses near 0 and rare large losses, on scales that differ by up to 1e5.
+    Therefore the nodes t grow geometrically. Where neighbouring outcomes are so far apart that they do not resolve
+    e^{itL}, its mean is taken as 0. If every step has a loss of at most eps/steps, the total is at most eps and adds
+    nothing to delta: with B the part of m from such losses, B^steps is subtracted from M. The rest decays at smaller t.
     """
     c, steps = plan.c, spectrum.step_count()
     base = xp.real(spectrum.closed(xp.asarray(c, xp.complex128)))
@@ -130,26 +130,17 @@ def _sampled(spectrum: Spectrum, plan: Plan, size: int, eps: jax.Array) -> jax.A
 
 
 def _ratios_of_line(weight: jax.Array, loss: jax.Array, t: jax.Array, most: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """m(c + it)/m(c) of one step and the same of its losses up to about ``most``; t: (nodes,), weight, loss: (size,).
-
-    The tables of e^{itL} are not differentiated, but e^{it dL} as 1 + it dL - (t dL)^2/2, where dL is L minus its
-    value: first and second derivatives are right, further ones are not.
-    """
+    """m(c + it)/m(c) of one step, and the part of it from losses up to ``most``; t: (nodes,), weight, loss: (size,)."""
     at = xp.stop_gradient(loss)
-    moved = loss - at
     turns = xp.abs(xp.diff(at, append=at[-1:])) / _RESOLVED * t[:, None]
     resolved = 1 / (1 + xp.minimum(turns, 1e30) ** 8)
-    sine, versine = sine_and_versine(t[:, None] * at)
     share = xp.log(xp.maximum(at, 1e-300) / xp.maximum(most, 1e-300))
-    small = weight * xp.where(at > 0, 0.5 * jax.scipy.special.erfc(_SHARP * share + 5.0), 1.0)
-    powers = 1.0, moved, 0.5 * moved * moved
-    columns = xp.stack([w * power for w in (weight, small) for power in powers], axis=1)
+    small = weight * xp.where(at > 0, 0.5 * jax.scipy.special.erfc(_SHARP * share + _EDGE), 1.0)
+    sine, versine = sine_and_versine(t[:, None] * loss)
+    columns = xp.stack([weight, small], axis=1)
     sines, cosines = (xp.exact_matmul(resolved * x, columns).T for x in (sine, 1 - versine))
-    ratios = (
-        xp.complex(cos[0] - t * sin[1] - t * t * cos[2], sin[0] + t * cos[1] - t * t * sin[2])
-        for sin, cos in ((sines[:3], cosines[:3]), (sines[3:], cosines[3:]))
-    )
-    return tuple(xp.where(xp.abs(xp.stop_gradient(r)) > _LEAST, r, _LEAST) for r in ratios)
+    ratio, ratio_of_small = xp.complex(cosines, sines)
+    return tuple(xp.where(xp.abs(xp.stop_gradient(r)) > _LEAST, r, _LEAST) for r in (ratio, ratio_of_small))
 
 
 def _ratios(weight: jax.Array, loss: jax.Array, step: jax.Array, count: int) -> jax.Array:

@@ -72,7 +72,7 @@ class Spectrum:
     lattice: tuple[Any, Any] | None = None
     log_modulus: Callable[[jax.Array, jax.Array], jax.Array] | None = None
     knows_top: bool = True  # False: infinite ``top`` may only mean that a record does not say how large its losses are
-    smooth: bool = False  # whether all mechanisms are Gaussians, sampled or not
+    gaussian: bool = False  # whether all mechanisms are Gaussians, sampled or not
 
     @property
     def infinity_low(self) -> Any:

@@ -52,7 +52,7 @@ def spectrum(stacks: tuple[Stack, ...], direction: str) -> Spectrum:
         lattice=_lattice(stacks, direction),
         log_modulus=_log_modulus([(r, t) for r, t in closed if r.offers("log_modulus")]),
         knows_top=all(r.offers(_name_of_top(r, direction)) for r, _ in closed),
-        smooth=not laws and all(isinstance(r, GaussianMechanism) for r, _ in closed),
+        gaussian=not laws and all(isinstance(r, GaussianMechanism) for r, _ in closed),
     )
 
 

@@ -7,6 +7,7 @@ formula loses digits, another one is used, and a comment says how many digits wo
 import functools
 import math
 import statistics
+from typing import Any
 
 import jax
 import numpy as np
@@ -61,14 +62,20 @@ def polynomial(coefficients: tuple[float, ...], x: jax.Array) -> jax.Array:
 def sine_and_versine(u: jax.Array) -> tuple[jax.Array, jax.Array]:
     """(sin u, 1 - cos u). Errors are below 2 ULP (1 + |u|), and below 6 ULP relative for |u| < pi/4.
 
-    On a CPU, XLA calls a library for each sine and cosine, and so does NumPy, but not for tangents. The formulas here
-    take about a tenth of the time.
+    Measured for each number on a CPU with AVX-512: NumPy's tangent takes 3 ns and its sine and cosine 57; in a program
+    the polynomials take 2 to 6 ns, and one sine, for which XLA calls a library, 17.
     """
-    if xp.eager:
-        tangent = xp.tan(0.5 * u)
-        square = tangent * tangent
-        share = 2 / (1 + square)
-        return tangent * share, square * share
+    if not xp.eager:
+        return _sine_and_versine(u)
+    tangent = xp.tan(0.5 * u)
+    square = tangent * tangent
+    share = 2 / (1 + square)
+    return tangent * share, square * share
+
+
+@jax.custom_jvp
+def _sine_and_versine(u: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """`sine_and_versine` from Taylor polynomials on |r| <= pi/4, u = r + k pi/2."""
     quarters = xp.round(u * (2 / math.pi))
     rest = u
     for part in _QUARTER_TURN:
@@ -80,6 +87,13 @@ def sine_and_versine(u: jax.Array) -> tuple[jax.Array, jax.Array]:
     odd, sign = (turned == 1) | (turned == 3), xp.where(turned < 2, 1.0, -1.0)
     whole_sine, cosine = sign * xp.where(odd, 1 - versine, sine), sign * xp.where(odd, -sine, 1 - versine)
     return whole_sine, xp.where(turned == 0, versine, 1 - cosine)
+
+
+@_sine_and_versine.defjvp
+def _derivatives(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[Any, Any]:
+    sine, versine = _sine_and_versine(*primals)
+    (along,) = tangents
+    return (sine, versine), ((1 - versine) * along, sine * along)
 
 
 def mills(x: jax.Array) -> jax.Array:
