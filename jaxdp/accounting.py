@@ -211,7 +211,7 @@ def _tradeoff_of_pair(mechanism: Mechanism, x: np.ndarray, relation: Relation) -
     def end(which: Relation) -> np.ndarray:
         delta_there = delta(mechanism, _FARTHEST, relation=which, gap=0.1)  # includes mass at infinity
         found = epsilon(mechanism, np.minimum(delta_there + 1e-6, 1.0), relation=which, gap=0.1)
-        return np.broadcast_to(np.minimum(found, _FARTHEST) + 1.0, x.shape)
+        return np.minimum(found, _FARTHEST) + 1.0
 
     # The smallest loss is minus the largest loss of the swapped pair.
     swapped: dict[Relation, Relation] = {"add": "remove", "remove": "add"}

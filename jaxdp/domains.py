@@ -57,6 +57,7 @@ NOISE = dataclasses.replace(POSITIVE, remedy="Without noise there is no guarante
 NONNEGATIVE = Domain(lambda x: (x >= 0) & (x < np.inf), "finite and >= 0")
 NONNEGATIVE_OR_INFINITE = Domain(lambda x: x >= 0, ">= 0 (inf allowed)")
 PROBABILITY = Domain(lambda x: (x >= 0) & (x <= 1), "in [0, 1]", harmless=0.5)
+RATE = dataclasses.replace(PROBABILITY, remedy="Divide the batch size by the number of records.")
 OPEN_UNIT = Domain(lambda x: (x > 0) & (x < 1), "in (0, 1)", harmless=0.5)
 ABOVE_ONE = Domain(lambda x: x > 1, "> 1 (inf allowed)", harmless=2.0)
 BELOW_INFINITY = Domain(lambda x: x < np.inf, "a real number or -inf")

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jaxdp import validate
-from jaxdp.domains import PROBABILITY, field
+from jaxdp.domains import PROBABILITY, RATE, field
 from jaxdp.mechanisms import finite, sampled_laws
 from jaxdp.mechanisms.base import FiniteLaw, Mechanism, UnsupportedMechanismError, record, static_field
 from jaxdp.mechanisms.basic import Gaussian
@@ -170,7 +170,7 @@ class PoissonSampled(Sampled):
     """
 
     mechanism: Mechanism
-    sampling_probability: RealField = field(PROBABILITY)
+    sampling_probability: RealField = field(RATE)
 
     def replace_directions(self) -> tuple[str, ...]:
         """The symmetric pair; UnsupportedMechanismError unless the base has a guarantee under replace_one."""
@@ -205,7 +205,7 @@ class Antipodal(Sampled):
     """
 
     mechanism: Mechanism
-    sampling_probability: RealField = field(PROBABILITY)
+    sampling_probability: RealField = field(RATE)
 
     def part(self, direction: str) -> finite.Part:
         """The law of the symmetric pair, the same in every direction."""
@@ -256,7 +256,7 @@ class FixedSizeSampled(Sampled):
     """
 
     mechanism: Mechanism
-    sampling_probability: RealField = field(PROBABILITY)
+    sampling_probability: RealField = field(RATE)
     base_relation: ClassVar[Relation] = "replace_one"
 
     def directions(self, relation: str | None) -> tuple[str, ...]:

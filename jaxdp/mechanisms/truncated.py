@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jaxdp import validate
-from jaxdp.domains import NONNEGATIVE, POSITIVE, PROBABILITY, SMALLEST, field
+from jaxdp.domains import NONNEGATIVE, POSITIVE, PROBABILITY, RATE, SMALLEST, field
 from jaxdp.mechanisms import finite
 from jaxdp.mechanisms.base import FiniteLaw, Mechanism, record
 from jaxdp.mechanisms.basic import Gaussian
@@ -39,7 +39,7 @@ class TruncatedPoisson(FiniteLaw):
     """
 
     noise_multiplier: RealField = field(POSITIVE)
-    sampling_probability: RealField = field(PROBABILITY)
+    sampling_probability: RealField = field(RATE)
     partial: RealField = field(PROBABILITY)
     full: RealField = field(PROBABILITY)
     joins: RealField = field(PROBABILITY)
@@ -150,6 +150,6 @@ def truncation_delta(num_examples: int, sampling_probability: float, truncated_b
     '1.7e-10'
     """
     n = validate.count("num_examples", num_examples, 1)
-    rate = validate.one("sampling_probability", sampling_probability, PROBABILITY)
+    rate = validate.one("sampling_probability", sampling_probability, RATE)
     tail = binomial_tail(n, rate, validate.count("truncated_batch_size", truncated_batch_size, 1))
     return min(max(rate * tail * (1 + 4 * ULP), SMALLEST), 1.0) if tail else 0.0

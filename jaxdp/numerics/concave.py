@@ -12,14 +12,16 @@ _FIRST_TRIED, _ROUNDS, _GAP = 33, 16, 1e-6
 def largest_value(
     value_at: Callable[[np.ndarray, float], np.ndarray], low: np.ndarray, high: np.ndarray, idle: float
 ) -> np.ndarray:
-    """The largest value found of each function of a batch, by a search between low and high, of the batch's shape.
+    """The largest value found of each function of a batch, by a search between low and high.
 
+    low, high: of a shape that broadcasts to the batch's; functions with equal ends share the points of the first grid.
     value_at: (points on a further last axis, relative tolerance) -> values, at most 1. idle: a point left of ``low`` at
     which evaluation costs little; functions whose search is over get it.
     """
     # The maximum of a concave function lies between the neighbours of the best point.
     x = np.linspace(low, high, _FIRST_TRIED, axis=-1)
-    x = _around_the_best(x, value_at(x, 1e-2))[0]
+    value = value_at(x, 1e-2)
+    x = _around_the_best(np.broadcast_to(x, value.shape), value)[0]
     value = value_at(x, 1e-6)
     for turn in range(_ROUNDS):
         kinks, most = _corners(x, value)

@@ -66,7 +66,7 @@ Side = Callable[[Any, np.ndarray, Asked], tuple[Any, Any]]  # (params, target, a
 VACUOUS = {"epsilon": np.inf, "delta": 1.0}  # upper bounds that always hold
 BESIDE_GRADIENT = Asked(1e-6)  # accuracy of the bounds that are returned together with a derivative
 _GAP_PER_NAT, _LARGEST_GAP = 0.05, 0.2  # of `gap_near`: gap for each nat of distance from the target, largest gap
-_NEGLIGIBLE = {"epsilon": 1e-12, "delta": SMALLEST}  # upper bounds up to these are not narrowed
+_NEGLIGIBLE = {"epsilon": 1e-9, "delta": SMALLEST}  # upper bounds up to these are not narrowed
 
 
 def gap_near(target: np.ndarray, gap: float, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:

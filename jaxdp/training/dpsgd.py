@@ -13,7 +13,7 @@ import optax
 from jaxdp import validate
 from jaxdp.accounting import epsilon as certified_epsilon
 from jaxdp.calibration import calibrate
-from jaxdp.domains import NOISE, PROBABILITY, whole
+from jaxdp.domains import NOISE, RATE, whole
 from jaxdp.mechanisms.allocation import RandomAllocation
 from jaxdp.mechanisms.base import Mechanism
 from jaxdp.mechanisms.basic import Gaussian
@@ -27,7 +27,7 @@ from jaxdp.typing import Example, Loss, Params, Real, Step
 MOST_SETTINGS = 128
 """Largest number of different steps in one composition; more would take minutes."""
 
-_DOMAINS = {"clip_norm": CLIP_NORM, "noise_multiplier": NOISE, "sampling_probability": PROBABILITY}
+_DOMAINS = {"clip_norm": CLIP_NORM, "noise_multiplier": NOISE, "sampling_probability": RATE}
 
 
 class ClippedSum(NamedTuple):
