@@ -4,13 +4,16 @@ import jax
 import numpy as np
 import pytest
 
+import jaxdp
 from jaxdp.interval import Bounds
 from jaxdp.iteration import isotonic
+from jaxdp.mechanisms.composition import normal_form
 from jaxdp.runtime.arrays import on_host, xp
 from jaxdp.runtime.precision import expecting
 from jaxdp.runtime.rows import Rows
 from jaxdp.shuffle import bounds, law
 from jaxdp.shuffle.law import Law
+from jaxdp.sources import contour, renyi
 
 NUMBERS = np.random.default_rng(1)
 X, Y = NUMBERS.uniform(0.1, 2.0, (2, 7, 5))
@@ -50,6 +53,21 @@ CASES = {
     "stacked": lambda: (lambda x, y: xp.stack([x, y, SAME], axis=1), X, Y),
     "unpacked": lambda: (lambda x: sum(part for part in x) + len(x.shape), X),
     "weights": lambda: (lambda s, x: xp.exact_matmul(s, SAME) + xp.exact_matmul(x, SAME), SQUARE, X),
+    "products of matrices": lambda: (lambda s, x: xp.exact_matmul(s, s) + xp.exact_matmul(SAME, x), SQUARE, X),
+    "shapes": lambda: (
+        lambda s: s.reshape(-1)[3] * xp.reshape(s.T, (25, 1)) + xp.moveaxis(s, -1, 0).reshape(25, 1),
+        SQUARE,
+    ),
+    "one value for each": lambda: (lambda x, one: xp.full_like(x, one) + xp.broadcast_to(one, x.shape), X, ONE),
+    "along an axis": lambda: (lambda s: xp.take_along_axis(s, xp.argmin(s, axis=1)[:, None], 1), SQUARE),
+    "along an axis of a table": lambda: (lambda place: xp.take_along_axis(SAME[None], place[None, None], 1), PLACE),
+    "between two ends": lambda: (lambda x, one: xp.linspace(0.0, x, 4, axis=-1) * xp.linspace(one, 3.0, 4), X, ONE),
+    "complex numbers": lambda: (
+        lambda x, one: xp.real(xp.complex(x, one) ** 2) + xp.imag(xp.complex(x, 0.0)) + xp.iscomplexobj(x),
+        X,
+        ONE,
+    ),
+    "parts": lambda: (lambda x: xp.split(x, [2])[1], X),
     "one place changed": lambda: (lambda x, one: xp.set_at(x, -1, one), X, ONE),
     "one place each changed": lambda: (lambda x, place, one: xp.set_at(x, place, one), X, PLACE, ONE),
     "a place each of the same changed": lambda: (lambda place, x: xp.set_at(xp.zeros(5), place, x[0]), PLACE, X),
@@ -86,7 +104,6 @@ def test_what_is_not_known_of_many_points_is_refused():
         for wrong in (
             lambda x: np.fft.fft(x),
             lambda x: SAME[x],
-            lambda x: xp.exact_matmul(SAME, x),
             lambda x: bool(x > 1),
             lambda x: np.add.outer(x, SAME),
         ):
@@ -141,3 +158,40 @@ def test_kernels_have_the_same_bounds_for_many_points_as_for_one(source, kind, v
 def test_schedules_of_no_step_and_of_many_points_have_an_answer():
     nothing = np.ones((40, 0))
     assert np.array_equal(isotonic.allocation(nothing, nothing, nothing), np.zeros(40))
+
+
+SIGMAS, COUNTS = np.linspace(0.8, 3.0, 9), np.arange(1.0, 10.0)
+SAMPLED = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(SIGMAS), 0.02), 100 * COUNTS)
+WITHOUT_FINITE_LAW = {
+    "sampled": (SAMPLED, contour.SAMPLED_LADDER[0]),
+    "sampled with another": (jaxdp.compose(SAMPLED, jaxdp.Gaussian(3.0)), contour.SAMPLED_LADDER[1]),
+    "smooth": (jaxdp.repeat(jaxdp.Laplace(2 * SIGMAS), COUNTS), contour.PLAIN_LADDER[0]),
+    "lattice": (jaxdp.repeat(jaxdp.DiscreteGaussian(SIGMAS), COUNTS), contour.LATTICE_LADDER[0]),
+    "different lattices": (
+        jaxdp.compose(jaxdp.DiscreteGaussian(SIGMAS), jaxdp.DiscreteLaplace(2.0)),
+        contour.PLAIN_LADDER[0],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_FINITE_LAW)
+@pytest.mark.parametrize("verb", ["epsilon", "delta", "renyi", "log_mgf"])
+def test_contours_and_moments_are_the_same_for_many_points_as_for_one(name, verb):
+    mechanism, effort = WITHOUT_FINITE_LAW[name]
+    stacks = normal_form(mechanism, (9,))
+    directions = ("forward", "reverse", "replace") if name == "sampled" else ("forward",)
+    for direction in directions:
+        kernel, static = contour.contour_bounds, {"verb": verb, "effort": effort, "direction": direction}
+        arguments = [stacks, np.full(9, 1e-6) if verb == "epsilon" else np.linspace(0.1, 2.0, 9), np.full(9, np.inf)]
+        if verb in ("renyi", "log_mgf"):
+            kernel, static = getattr(renyi, f"{verb}_kernel"), {"direction": direction}
+            orders = np.linspace(1.5, 20.0, 9)
+            arguments = [stacks, orders + 2j if verb == "log_mgf" else orders]
+        with on_host(many=True):
+            together = kernel.point(*jax.tree.map(Rows, arguments), **static)
+        with expecting(0):
+            each = [kernel(*jax.tree.map(lambda a, i=i: a[i : i + 1], arguments), **static) for i in range(9)]
+        for found, one in zip(jax.tree.leaves(together), zip(*map(jax.tree.leaves, each), strict=True), strict=True):
+            assert np.isfinite(found.data).all()
+            # a search for epsilon ends within 1e-9 of the root
+            np.testing.assert_allclose(found.data, np.concatenate(one), rtol=1e-8 if verb == "epsilon" else 1e-12)

@@ -171,7 +171,7 @@ def plan_epsilon(spectrum: Spectrum, log_delta: jax.Array, size: int, ceiling: j
         eps = xp.where(zooming, xp.min(bound), eps)
         center = 0.5 * xp.log(2 * (1 - log_delta) / _variance(spectrum.infinity, k.ravel()))
         ends = xp.where(i == 0, center + xp.array([[-9.0], [_widest(spectrum)]]), near)
-        bottom = x.ravel()[xp.argmin(_log_integrand(c, k, level_of(eps)))]
+        bottom = xp.lookup(x.ravel(), xp.argmin(_log_integrand(c, k, level_of(eps))))
         row = xp.where(i == _ZOOMS, best[0] + far, bottom + xp.array(_NEAR))
         return xp.where(i < _ZOOMS, _between(ends, _POINTS), _one_sequence(row, shape)), x, k, best, eps
 

@@ -100,7 +100,7 @@ def build_truncated(spectrum: Spectrum, plan: Plan, effort: Effort) -> Contour:
         # rough errors relative to delta: of the nodes left out, and of smoothing
         cost = xp.where(_PLACES > 1, xp.exp(known), 0.0) * (effort.nodes / (25 * end**2)) + 16 / places**2
         best = xp.argmin(cost)
-        until, held = places[best], known[best]
+        until, held = xp.lookup(places, best), xp.lookup(known, best)
         extra, mixing = _smoothing(until, spectrum.mu2, fallen)
     mu2 = spectrum.mu2 + extra[0]
     tail = log_tail(spectrum, lines, fallen, until, mu2)

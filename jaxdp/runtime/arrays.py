@@ -221,7 +221,8 @@ _HOST, _TRACED = (
     for i, module in enumerate((np, jnp))
 )
 
-_ELEMENTWISE = "bits", "erf", "erfcx", "ndtr", "ndtri", "softplus"
+_EACH_MATMUL = rows.point_by_point(_host_matmul)
+_ELEMENTWISE = "bits", "complex", "erf", "erfcx", "ndtr", "ndtri", "softplus"
 _HOST_ROWS = _HOST | {name: elementwise(_HOST[name]) for name in _ELEMENTWISE}
 _HOST_ROWS |= {
     "asarray": lambda x, dtype=None: x if isinstance(x, Rows) else np.asarray(x, dtype),
@@ -231,6 +232,7 @@ _HOST_ROWS |= {
     "while_loop": rows.while_loop,
     "cond": rows.cond,
     "set_at": rows.set_at,
+    "exact_matmul": lambda left, right: (_EACH_MATMUL if isinstance(right, Rows) else _host_matmul)(left, right),
     "most": lambda x: np.max(x.data if isinstance(x, Rows) else x),
     "many": True,
 }

@@ -102,7 +102,8 @@ class Kernel:
     by_numpy: number of points that NumPy answers before the kernel is compiled, or a function of the arguments that
         returns it. Best: as many as NumPy answers in the time of compiling. If not 0, the kernel must be written with
         `jaxdp.runtime.arrays.xp`.
-    at_once: largest number of points that NumPy computes together, as `jaxdp.runtime.rows.Rows`. 1: one by one.
+    at_once: largest number of points that NumPy computes together, as `jaxdp.runtime.rows.Rows`, or a function of the
+        arguments that returns it. Below 8: one by one.
     absolute: allowed absolute difference of program and NumPy besides the relative one, or a function of a point's
         arguments that returns it.
     """
@@ -113,7 +114,7 @@ class Kernel:
     large: bool = False
     bounds: bool = False
     by_numpy: int | Callable[..., int] = 0
-    at_once: int = 1
+    at_once: int | Callable[..., int] = 1
     absolute: float | Callable[..., float] = 1e-300
 
     def __post_init__(self) -> None:
@@ -140,7 +141,7 @@ class Kernel:
 
     def _most_points(self, where: str, args: Any, static: Any) -> int:
         most_numbers, most_points = _CALL_LIMITS.get(where, _ACCELERATOR_LIMITS)
-        numbers_per_point = self.working_set(*args, **static) if callable(self.working_set) else self.working_set
+        numbers_per_point = _value(self.working_set, args, static)
         return min(most_points, 1 << int(np.log2(max(1.0, most_numbers / numbers_per_point))))
 
     def run_unchecked(self, *args: Any, **static: Any) -> Any:
@@ -152,18 +153,16 @@ class Kernel:
             size = shapes[0][0]
             program = tuple(sorted(static.items())), tuple(shape[1:] for shape in shapes)
             expected = _expected.get()
-            patience = min(self._patience(args, static), _COMPILE_AFTER)
+            patience = min(_value(self.by_numpy, args, static), _COMPILE_AFTER)
             used = size / patience if patience > 0 else math.inf
             self._patience_used[program] += used
             if (self._patience_used[program] if expected is None else expected * used) <= 1 + 1e-9:
                 numbers = max(sum(math.prod(shape[1:]) for shape in shapes), 1)
-                most = min(self.at_once, max(_NUMBERS_TOGETHER // numbers, 1)) if size >= _LEAST_TOGETHER else 1
+                most = min(_value(self.at_once, args, static), _NUMBERS_TOGETHER // numbers, size)
+                most = most if most >= _LEAST_TOGETHER else 1
                 parts = [self._by_numpy(args, start, static, most) for start in range(0, size, most)]
                 return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
             return self._by_programs(args, size, static, program)
-
-    def _patience(self, args: Any, static: Any) -> int:
-        return self.by_numpy(*args, **static) if callable(self.by_numpy) else self.by_numpy
 
     def _by_numpy(self, args: Any, start: int, static: Any, most: int = 1) -> Any:
         """The kernel by NumPy at the rows from ``start`` on, at most ``most`` of them, computed together."""
@@ -174,7 +173,7 @@ class Kernel:
                 return jax.tree.map(lambda x: np.asarray(x)[None], result)
             try:
                 result = self.point(*jax.tree.map(lambda leaf: Rows(leaf[start : start + size]), args), **static)
-            except (TypeError, AttributeError):  # a user's class may call functions that `Rows` lacks
+            except (TypeError, AttributeError, ValueError, IndexError):  # a user's class may use what `Rows` lacks
                 return self._row_by_row(args, start, size, static)
 
         def with_batch_axis(x: Any) -> np.ndarray:
@@ -188,7 +187,7 @@ class Kernel:
 
     def _by_programs(self, args: Any, size: int, static: Any, program: Any) -> Any:
         where, traces_before = platform(), self.traces
-        run, must_agree = self._compiled(where), self._patience(args, static) > 0
+        run, must_agree = self._compiled(where), _value(self.by_numpy, args, static) > 0
         leaves, structure = jax.tree.flatten(args)
 
         def call(piece: tuple[int, int, int]) -> Any:
@@ -218,7 +217,7 @@ class Kernel:
             good = bool(np.all(lower <= other_upper + slack) and np.all(other_lower <= upper + slack))
         else:
             point = jax.tree.map(lambda leaf: leaf[start], args)
-            most = self.absolute(*point) if callable(self.absolute) else self.absolute
+            most = _value(self.absolute, point, {})
             good = all(np.allclose(a, b, _AGREEMENT, most, equal_nan=True) for a, b in zip(first, other, strict=True))
         if not good:
             refuse(self.point.__name__, where, first, "NumPy computes", other)
@@ -231,6 +230,11 @@ class Kernel:
             ones = jax.tree.map(lambda a: np.ones((1, *np.shape(a)[1:])), args)
             return jax.tree.map(lambda a: a[:0], self.run_unchecked(*ones, **static))
         return self.run_unchecked(*args, **static)
+
+
+def _value(option: Any, args: Any, static: Any) -> Any:
+    """An option of a kernel, which may be a function of the arguments."""
+    return option(*args, **static) if callable(option) else option
 
 
 def by_rows(point: Callable[..., Any]) -> Callable[..., Any]:

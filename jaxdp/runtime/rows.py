@@ -48,6 +48,15 @@ class Rows(np.lib.mixins.NDArrayOperatorsMixin):
         """The batch with its numbers converted to ``dtype``."""
         return Rows(self.data.astype(dtype))
 
+    def reshape(self, *shape: Any) -> Rows:
+        """The batch with each point's array in another shape."""
+        return Rows(self.data.reshape(len(self.data), *(shape[0] if isinstance(shape[0], tuple) else shape)))
+
+    @property
+    def T(self) -> Rows:  # noqa: N802
+        """The batch with the axes of each point's array in reverse order."""
+        return Rows(self.data.transpose(0, *range(self.ndim, 0, -1)))
+
     def ravel(self) -> Rows:
         """The batch with each point's array flattened to one axis."""
         return Rows(self.data.reshape(len(self.data), -1))
@@ -153,20 +162,42 @@ def _joined(join: Callable[..., Any], axes_more: int) -> Callable[..., Any]:
     """`np.concatenate` or `np.stack` for `Rows`. axes_more: number of axes that ``join`` adds."""
 
     def joined(parts: Sequence[Any], axis: int = 0) -> Rows:
-        size = max(len(part.data) for part in parts if isinstance(part, Rows))
-        arrays = [part.data if isinstance(part, Rows) else np.asarray(part)[None] for part in parts]
-        arrays = [np.broadcast_to(part, (size, *part.shape[1:])) for part in arrays]
+        arrays = _batches(*parts)
         return Rows(join(arrays, _axis(axis, arrays[0].ndim - 1 + axes_more)))
 
     return joined
 
 
-def _extreme_index(find: Callable[..., Any]) -> Callable[[Rows], Rows]:
-    return lambda x: Rows(find(x.data.reshape(len(x.data), -1), axis=1))
+def _batches(*values: Any) -> list[np.ndarray]:
+    """Batch arrays of equal length, at least one of which is of `Rows`; arrays that are not are repeated."""
+    size = max(len(value.data) for value in values if isinstance(value, Rows))
+    arrays = [value.data if isinstance(value, Rows) else np.asarray(value)[None] for value in values]
+    return [np.broadcast_to(array, (size, *array.shape[1:])) for array in arrays]
+
+
+def point_by_point(function: Callable[..., np.ndarray]) -> Callable[..., Rows]:
+    """``function`` of arrays, at least one of them `Rows`, applied to each point's arrays in turn."""
+    return lambda *values: Rows(np.stack([function(*point) for point in zip(*_batches(*values), strict=True)]))
+
+
+def _extreme_index(find: Callable[..., Any]) -> Callable[..., Rows]:
+    return lambda x, axis=None: Rows(
+        find(x.data.reshape(len(x.data), -1), axis=1) if axis is None else find(x.data, axis=_axis(axis, x.ndim))
+    )
 
 
 def _append(x: Any, more: Any) -> Any:
     return np.concatenate([a.ravel() if isinstance(a, Rows) else np.ravel(a) for a in (x, more)])
+
+
+def _linspace(start: Any, stop: Any, count: int, axis: int = 0) -> Rows:
+    start, stop = np.broadcast_arrays(*_aligned((start, stop)))
+    return Rows(np.linspace(start, stop, count, axis=_axis(axis, start.ndim)))
+
+
+def _take_along_axis(x: Any, at: Any, axis: int) -> Rows:
+    table, places = _batches(x, at)
+    return Rows(np.take_along_axis(table, places, _axis(axis, np.ndim(x))))
 
 
 where = elementwise(np.where)
@@ -186,9 +217,18 @@ _FUNCTIONS: dict[Callable, Callable[..., Any]] = {
     np.argmax: _extreme_index(np.argmax),
     np.argmin: _extreme_index(np.argmin),
     np.squeeze: lambda x, axis: Rows(np.squeeze(x.data, _axis(axis, x.ndim))),
-    np.full_like: lambda x, value: np.full(x.shape, value, x.dtype),
+    np.full_like: lambda x, value: where(True, value, np.zeros(x.shape)),
     np.zeros_like: lambda x: np.zeros(x.shape, x.dtype),
     np.ones_like: lambda x: np.ones(x.shape, x.dtype),
+    np.reshape: Rows.reshape,
+    np.real: lambda x: Rows(x.data.real),
+    np.imag: lambda x: Rows(x.data.imag),
+    np.moveaxis: lambda x, source, to: Rows(np.moveaxis(x.data, _axis(source, x.ndim), _axis(to, x.ndim))),
+    np.broadcast_to: lambda x, shape: Rows(np.broadcast_to(_spread(x, len(shape)), (len(x.data), *shape))),
+    np.take_along_axis: _take_along_axis,
+    np.linspace: _linspace,
+    np.split: lambda x, places: [Rows(part) for part in np.split(x.data, places, axis=1)],
+    np.iscomplexobj: lambda x: x.dtype.kind == "c",
     np.shape: lambda x: x.shape,
     np.ndim: lambda x: x.ndim,
 }

@@ -23,7 +23,7 @@ from jaxdp.mechanisms.shuffled import LossLaw
 from jaxdp.mechanisms.spectrum import has_finite_law, is_sampled_gaussian, on_lattice, spectrum
 from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.backend import canary, x64
-from jaxdp.runtime.precision import kernel
+from jaxdp.runtime.precision import kernel, many
 from jaxdp.sources import simple
 from jaxdp.sources.base import Answer, Asked, Known, Points, Route, Source, intersect, nothing, traced_bounds, wide
 from jaxdp.sources.renyi import optimal_order
@@ -64,13 +64,16 @@ _ROUGH = 100.0  # multiple of the gap that suffices where only a dominating pair
 _ROUGHEST = 0.01  # largest gap that _ROUGH leads to, unless a larger gap is asked for
 
 
-def _by_numpy(stacks: Any, *_: Any, effort: Effort, **__: Any) -> int:
+def _by_numpy(stacks: Any, *_: Any, effort: Effort, direction: str, **__: Any) -> int:
     """Points that NumPy computes in about the time that the effort's program takes to compile."""
     mechanisms = sum(times.shape[1] for _, times in stacks)
     if effort.bands:
         return (384 // effort.bands if effort.nodes <= 1024 else 4) // mechanisms
+    points = min(384, 2**24 // effort.nodes)
+    if many(stacks) and _at_once(stacks, effort=effort, direction=direction) > 1:
+        points = max(points, 2**21 // (512 + effort.nodes))
     # At least one point, to compare the program with, unless NumPy takes too long for one.
-    return max(min(384, 2**24 // effort.nodes) // mechanisms, min(256 // mechanisms, 1))
+    return max(points // mechanisms, min(256 // mechanisms, 1))
 
 
 def _working_set(stacks: Any, *_: Any, effort: Effort, **__: Any) -> int:
@@ -88,7 +91,14 @@ def _working_set(stacks: Any, *_: Any, effort: Effort, **__: Any) -> int:
     return 8 * size if effort.bands else size  # bands: two labels and a dozen abscissae at a time
 
 
-_contour_kernel = kernel(working_set=_working_set, large=True, bounds=True, by_numpy=_by_numpy)
+def _at_once(stacks: Any, *_: Any, effort: Effort, direction: str, **__: Any) -> int:
+    """Points that NumPy computes together; alone where the arrays of one point are so large that nothing is gained."""
+    if any(has_finite_law(record, direction) for record, _ in stacks):
+        return 1
+    return min(2**21 // _working_set(stacks, effort=effort), 128)
+
+
+_contour_kernel = kernel(working_set=_working_set, large=True, bounds=True, by_numpy=_by_numpy, at_once=_at_once)
 
 
 @_contour_kernel

@@ -15,7 +15,7 @@ from jaxdp.mechanisms.shuffled import Shuffled
 from jaxdp.mechanisms.spectrum import has_finite_law, is_sampled_gaussian, spectrum
 from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.backend import platform
-from jaxdp.runtime.precision import kernel
+from jaxdp.runtime.precision import kernel, many
 from jaxdp.sampled_gaussian.moment import tilted_line
 from jaxdp.typing import Number, RealField
 
@@ -65,12 +65,20 @@ def _blur_of_renyi(stacks: tuple[Stack, ...], order: Any) -> float:
     return _blur(stacks) / max(order - 1, _SMALLEST)
 
 
-def _by_numpy(stacks: tuple[Stack, ...], *_: Any, **__: Any) -> int:
+def _by_numpy(stacks: tuple[Stack, ...], *_: Any, direction: str) -> int:
     """Points that NumPy computes before a program is compiled; on a CPU the program of shuffled rounds is no faster."""
-    return 10**6 if platform() == "cpu" and any(isinstance(record, Shuffled) for record, _ in stacks) else 256
+    if platform() == "cpu" and any(isinstance(record, Shuffled) for record, _ in stacks):
+        return 10**6
+    return 2048 if many(stacks) and _at_once(stacks, direction=direction) > 1 else 256
 
 
-@kernel(working_set=400_000, by_numpy=_by_numpy, absolute=_blur_of_renyi)
+def _at_once(stacks: tuple[Stack, ...], *_: Any, direction: str) -> int:
+    """Points that NumPy computes together; alone where the arrays of one point are so large that nothing is gained."""
+    large = (isinstance(r, Shuffled | RandomAllocation) or has_finite_law(r, direction) for r, _ in stacks)
+    return 1 if any(large) else 64
+
+
+@kernel(working_set=400_000, by_numpy=_by_numpy, at_once=_at_once, absolute=_blur_of_renyi)
 def renyi_kernel(stacks: tuple[Stack, ...], order: Any, *, direction: str) -> Any:
     """Certified upper bound of R_order, order > 1 (inf allowed), of one parameter point."""
     finite = xp.isfinite(order) & (order > 1)
@@ -131,7 +139,7 @@ def _from_moments(stacks: tuple[Stack, ...], c: Any, order: Any, direction: str)
     return xp.minimum(by_moment, _without_quadrature(stacks, c, order, direction))
 
 
-@kernel(working_set=400_000, by_numpy=256, absolute=_blur)
+@kernel(working_set=400_000, by_numpy=_by_numpy, at_once=_at_once, absolute=_blur)
 def log_mgf_kernel(stacks: tuple[Stack, ...], z: Any, *, direction: str) -> Any:
     """K(z) of one parameter point at one complex z: an estimate, relative error 1e-12 in exp(K) per step."""
     composed = spectrum(stacks, direction)
