@@ -12,7 +12,7 @@ import jax
 import pytest
 from jax._src import compiler  # programs that are not ours: no public name sets the options of all of them
 
-from jaxdp.runtime import backend, precision
+from jaxdp.runtime import arrays, backend, precision
 
 # Later jaxlibs miscompile plain programs, and a verb under a test's own jit is then refused: CURE avoids that.
 # A value of XLA_FLAGS that is set already stays. .ci/run sets it to "" to test the refusal.
@@ -165,14 +165,14 @@ def rows_are_computed_together(monkeypatch):
 
     Only for an `EnclosingPair` it has to: the two pairs that enclose a row have different lengths.
     """
-    plain = precision.Kernel._row_by_row
+    plain = arrays._in_turn_after_all
 
-    def refuse(kernel, args, *rest):
+    def refuse(function, args, *rest):
         if "EnclosingPair" not in repr(args):
-            pytest.fail(f"{kernel} calls a function that Rows lacks")
-        return plain(kernel, args, *rest)
+            pytest.fail(f"{function} calls a function that Rows lacks")
+        return plain(function, args, *rest)
 
-    monkeypatch.setattr(precision.Kernel, "_row_by_row", refuse)
+    monkeypatch.setattr(arrays, "_in_turn_after_all", refuse)
 
 
 @pytest.fixture

@@ -23,11 +23,11 @@ from jaxdp.validate import is_traced
 
 
 @contextlib.contextmanager
-def _using(table: dict[str, Any]) -> Iterator[None]:
+def _using(table: dict[str, Any], **more: Any) -> Iterator[None]:
     functions = vars(xp)
     before = dict(functions)
     functions.clear()
-    functions.update(table)
+    functions.update(table, **more)
     try:
         with np.errstate(all="ignore"):
             yield
@@ -36,9 +36,12 @@ def _using(table: dict[str, Any]) -> Iterator[None]:
         functions.update(before)
 
 
-def on_host(many: bool = False) -> contextlib.AbstractContextManager[None]:
-    """Context manager: inside, ``xp`` is NumPy, in this thread only. many: ``xp`` also takes batches, as `Rows`."""
-    return _using(_HOST_ROWS if many else _HOST)
+def on_host(many: bool = False, together: int = 1) -> contextlib.AbstractContextManager[None]:
+    """Context manager: inside, ``xp`` is NumPy, in this thread only. many: ``xp`` also takes batches, as `Rows`.
+
+    together: largest number of items that ``xp.vmap`` computes together, as `Rows`; below 8 it loops over them.
+    """
+    return _using(_HOST_ROWS if many else _HOST, together=together)
 
 
 def in_programs() -> contextlib.AbstractContextManager[None]:
@@ -70,11 +73,47 @@ class _Arrays(threading.local):
 def _host_vmap(fun: Callable, in_axes: Any = 0) -> Callable:
     def mapped(*args: Any) -> Any:
         split = [axis is not None for axis in (in_axes if isinstance(in_axes, tuple) else (in_axes,) * len(args))]
-        size = np.shape(jax.tree.leaves([arg for arg, own in zip(args, split, strict=True) if own])[0])[0]
-        rows = [fun(*(_row(arg, i) if own else arg for arg, own in zip(args, split, strict=True))) for i in range(size)]
-        return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
+        own = [arg for arg, mine in zip(args, split, strict=True) if mine]
+
+        def one(*parts: Any) -> Any:
+            rest = iter(parts)
+            return fun(*(next(rest) if mine else arg for arg, mine in zip(args, split, strict=True)))
+
+        return computed(one, own, 1 if any(isinstance(leaf, Rows) for leaf in jax.tree.leaves(own)) else xp.together)
 
     return mapped
+
+
+_LEAST_TOGETHER = 8  # fewer items are computed one by one
+_LACKING = TypeError, AttributeError, ValueError, IndexError  # raised where a function or a user's class lacks `Rows`
+
+
+def computed(function: Callable[..., Any], args: Any, most: int) -> Any:
+    """``function`` of one item at all items of the arrays in args, along their first axis; up to ``most`` together."""
+    size = np.shape(jax.tree.leaves(args)[0])[0]
+    most = min(most, size)
+    if most < _LEAST_TOGETHER:
+        return _in_turn(function, args, 0, size)
+    parts = [_together(function, args, i, min(i + most, size)) for i in range(0, size, most)]
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+
+
+def _together(function: Callable[..., Any], args: Any, start: int, stop: int) -> Any:
+    size = stop - start
+    try:
+        with on_host(many=True):
+            result = function(*jax.tree.map(lambda leaf: Rows(leaf[start:stop]), args))
+    except _LACKING:
+        return _in_turn_after_all(function, args, start, stop)
+    return jax.tree.map(lambda x: np.broadcast_to(x.data if isinstance(x, Rows) else x, (size, *np.shape(x))), result)
+
+
+def _in_turn(function: Callable[..., Any], args: Any, start: int, stop: int) -> Any:
+    results = [function(*(_row(arg, i) for arg in args)) for i in range(start, stop)]
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *results)
+
+
+_in_turn_after_all = _in_turn
 
 
 def _row(tree: Any, i: int) -> Any:

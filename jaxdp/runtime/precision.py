@@ -26,9 +26,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdp.runtime.arrays import in_programs, on_host
+from jaxdp.runtime.arrays import computed, in_programs, on_host
 from jaxdp.runtime.backend import compiler_options, ensure_canary, platform, refuse, require_reductions, x64
-from jaxdp.runtime.rows import Rows
 
 
 def whole_number(variable: str, otherwise: int) -> int:
@@ -45,7 +44,7 @@ _ACCELERATOR_LIMITS = (2**29, 2**20)
 # Largest number of points that NumPy answers before a kernel is compiled. 0: programs compute every point.
 _COMPILE_AFTER = whole_number("JAXDP_COMPILE_AFTER", 1_000_000)
 # Points in a batch from which NumPy computes them together, and from which that takes a fraction of the time per point.
-_LEAST_TOGETHER, _LARGE_BATCH = 8, 32
+_LARGE_BATCH = 32
 _NUMBERS_TOGETHER = 2**16  # largest total size of the arguments of points that NumPy computes together
 _AGREEMENT = 1e-6  # allowed relative difference of a program and NumPy; miscompiled sums are wrong by 0.1 or more
 all_kernels: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -157,33 +156,14 @@ class Kernel:
             used = size / patience if patience > 0 else math.inf
             self._patience_used[program] += used
             if (self._patience_used[program] if expected is None else expected * used) <= 1 + 1e-9:
-                numbers = max(sum(math.prod(shape[1:]) for shape in shapes), 1)
-                most = min(_value(self.at_once, args, static), _NUMBERS_TOGETHER // numbers, size)
-                most = most if most >= _LEAST_TOGETHER else 1
-                parts = [self._by_numpy(args, start, static, most) for start in range(0, size, most)]
-                return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+                return self._by_numpy(args, static)
             return self._by_programs(args, size, static, program)
 
-    def _by_numpy(self, args: Any, start: int, static: Any, most: int = 1) -> Any:
-        """The kernel by NumPy at the rows from ``start`` on, at most ``most`` of them, computed together."""
-        size = min(most, jax.tree.leaves(args)[0].shape[0] - start)
-        with on_host(size > 1):
-            if size == 1:
-                result = self.point(*jax.tree.map(lambda leaf: leaf[start], args), **static)
-                return jax.tree.map(lambda x: np.asarray(x)[None], result)
-            try:
-                result = self.point(*jax.tree.map(lambda leaf: Rows(leaf[start : start + size]), args), **static)
-            except (TypeError, AttributeError, ValueError, IndexError):  # a user's class may use what `Rows` lacks
-                return self._row_by_row(args, start, size, static)
-
-        def with_batch_axis(x: Any) -> np.ndarray:
-            return np.broadcast_to(x.data if isinstance(x, Rows) else x, (size, *np.shape(x)))
-
-        return jax.tree.map(with_batch_axis, result)
-
-    def _row_by_row(self, args: Any, start: int, size: int, static: Any) -> Any:
-        rows = [self._by_numpy(args, row, static) for row in range(start, start + size)]
-        return jax.tree.map(lambda *leaves: np.concatenate(leaves), *rows)
+    def _by_numpy(self, args: Any, static: Any) -> Any:
+        numbers = max(sum(math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(args)), 1)
+        together = _value(self.at_once, args, static)
+        with on_host(together=together):
+            return computed(functools.partial(self.point, **static), args, min(together, _NUMBERS_TOGETHER // numbers))
 
     def _by_programs(self, args: Any, size: int, static: Any, program: Any) -> Any:
         where, traces_before = platform(), self.traces
@@ -210,14 +190,14 @@ class Kernel:
 
     def _require_agreement(self, where: str, compiled: Any, args: Any, start: int, static: Any) -> None:
         """BackendError unless a program's first row agrees with NumPy: bounds must overlap, other numbers be close."""
-        first, other = ([x[0] for x in jax.tree.leaves(a)] for a in (compiled, self._by_numpy(args, start, static)))
+        row = jax.tree.map(lambda leaf: leaf[start : start + 1], args)
+        first, other = ([x[0] for x in jax.tree.leaves(a)] for a in (compiled, self._by_numpy(row, static)))
         if self.bounds:
             (lower, upper), (other_lower, other_upper) = first, other
             slack = _AGREEMENT * np.abs(np.where(np.isfinite(other_upper), other_upper, 0.0))
             good = bool(np.all(lower <= other_upper + slack) and np.all(other_lower <= upper + slack))
         else:
-            point = jax.tree.map(lambda leaf: leaf[start], args)
-            most = _value(self.absolute, point, {})
+            most = _value(self.absolute, jax.tree.map(lambda leaf: leaf[0], row), {})
             good = all(np.allclose(a, b, _AGREEMENT, most, equal_nan=True) for a, b in zip(first, other, strict=True))
         if not good:
             refuse(self.point.__name__, where, first, "NumPy computes", other)

@@ -70,32 +70,36 @@ def _by_numpy(stacks: Any, *_: Any, effort: Effort, direction: str, **__: Any) -
     if effort.bands:
         return (384 // effort.bands if effort.nodes <= 1024 else 4) // mechanisms
     points = min(384, 2**24 // effort.nodes)
-    if many(stacks) and _at_once(stacks, effort=effort, direction=direction) > 1:
+    if (many(stacks) or mechanisms >= 32) and _at_once(stacks, effort=effort, direction=direction) > 1:
         points = max(points, 2**21 // (512 + effort.nodes))
     # At least one point, to compare the program with, unless NumPy takes too long for one.
     return max(points // mechanisms, min(256 // mechanisms, 1))
 
 
-def _working_set(stacks: Any, *_: Any, effort: Effort, **__: Any) -> int:
-    """Numbers held in memory for one point: two complex tables, (a row of nodes, or planning abscissae) x losses.
-
-    With hundreds of mechanisms a call computes one point: each copy that fills up a larger call would cost as much.
-    """
-    finite = any(has_finite_law(record) for record, _ in stacks)
+def _size(effort: Effort, finite: bool) -> int:
+    """Numbers that one mechanism needs: two complex tables, (a row of nodes, or planning abscissae) x losses."""
     width = max(effort.quadrature, _WIDEST if finite else 1)
-    mechanisms = sum(times.shape[1] for _, times in stacks)
-    size = max(mechanisms // 32, 1) * (effort.nodes + 4 * max(math.isqrt(effort.nodes), 8) * width)
+    size = effort.nodes + 4 * max(math.isqrt(effort.nodes), 8) * width
     if effort.quadrature == 1 and not finite:
         # smaller calls: a batch takes at most a tenth longer, a single point a quarter of the time
         return 4 * size if effort.lattice else 8 * size
     return 8 * size if effort.bands else size  # bands: two labels and a dozen abscissae at a time
 
 
+def _working_set(stacks: Any, *_: Any, effort: Effort, **__: Any) -> int:
+    """Numbers held in memory for one point.
+
+    With hundreds of mechanisms a call computes one point: each copy that fills up a larger call would cost as much.
+    """
+    mechanisms = sum(times.shape[1] for _, times in stacks)
+    return max(mechanisms // 32, 1) * _size(effort, any(has_finite_law(record) for record, _ in stacks))
+
+
 def _at_once(stacks: Any, *_: Any, effort: Effort, direction: str, **__: Any) -> int:
     """Points that NumPy computes together; alone where the arrays of one point are so large that nothing is gained."""
     if any(has_finite_law(record, direction) for record, _ in stacks):
         return 1
-    return min(2**21 // _working_set(stacks, effort=effort), 128)
+    return min(2**21 // _size(effort, False), 128)
 
 
 _contour_kernel = kernel(working_set=_working_set, large=True, bounds=True, by_numpy=_by_numpy, at_once=_at_once)
