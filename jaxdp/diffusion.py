@@ -19,7 +19,7 @@ from jaxdp.mechanisms.gaussian import GaussianMechanism
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import raised
 from jaxdp.runtime.arrays import in_float64, xp
-from jaxdp.runtime.formulas import LINEAR_ORDER, checked, theorem
+from jaxdp.runtime.formulas import LINEAR_ORDER, theorem
 from jaxdp.typing import Array, Number, Real, RealField
 
 __all__ = [
@@ -284,6 +284,7 @@ def calibrate_ornstein_uhlenbeck(rdp: Real, sensitivity: Real, radius: Real, dim
     return OUParameters(theta[()], rho[()], 1.0, error, noise, error / noise)
 
 
+@theorem(theta=POSITIVE, rho=POSITIVE, radius=POSITIVE, dimension=whole(1), vacuous=False)
 def ornstein_uhlenbeck_beats_gaussian(theta: Real, rho: Real, radius: Real, dimension: Real) -> Array:
     """Whether theta R^2 <= 4 d rho^2: if and only if so, the error is at most that of Gaussian noise at every time.
 
@@ -295,10 +296,7 @@ def ornstein_uhlenbeck_beats_gaussian(theta: Real, rho: Real, radius: Real, dime
     Returns booleans of the broadcast shape. Raises ValueError.
     Reference: Theorem 8.
     """
-    rate, noise, bound, d = checked(
-        theta=(POSITIVE, theta), rho=(POSITIVE, rho), radius=(POSITIVE, radius), dimension=(whole(1), dimension)
-    )
-    return rate * bound**2 <= 4 * d * noise**2
+    return theta * xp.square(radius) <= 4 * dimension * xp.square(rho)
 
 
 def diffusion_lambda(kappa: Callable[[np.ndarray], np.ndarray], time: Real) -> Quadrature:

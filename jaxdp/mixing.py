@@ -348,6 +348,7 @@ def iterated_gaussian_rdp(
     return rounded_up(order * ratio * ratio / 2, shift > 0)
 
 
+@theorem(first_std=POSITIVE, second_std=NONNEGATIVE, lipschitz=POSITIVE, vacuous=1.0)
 def gaussian_split(first_std: Real, second_std: Real, *, lipschitz: Real = 1.0) -> Array:
     """Optimal share s1^2 / (s1^2 + s2^2 / L^2) of the shift that the first of two Gaussian noises hides.
 
@@ -359,10 +360,7 @@ def gaussian_split(first_std: Real, second_std: Real, *, lipschitz: Real = 1.0) 
     Returns the share in (0, 1] of the broadcast shape, float64; relative error of a few ulp. Raises ValueError.
     Reference: Example 1.
     """
-    first, second, expansion = validate.all_inside(
-        first_std=(POSITIVE, first_std), second_std=(NONNEGATIVE, second_std), lipschitz=(POSITIVE, lipschitz)
-    )
-    return (first / np.hypot(first, second / expansion))[()] ** 2
+    return xp.square(first_std / xp.hypot(first_std, second_std / lipschitz))
 
 
 @theorem(order=ORDER, shift=NONNEGATIVE, first_scale=POSITIVE, second_scale=POSITIVE)
@@ -395,6 +393,7 @@ def iterated_laplace_rdp(order: Real, shift: Real, first_scale: Real, second_sca
     return IteratedLaplace(rounded_up(value, shift > 0), part / xp.maximum(shift, SMALLEST))
 
 
+@theorem(shift=NONNEGATIVE, first_scale=POSITIVE, second_scale=POSITIVE)
 def iterated_laplace_pure_epsilon(shift: Real, first_scale: Real, second_scale: Real) -> Array:
     """Smallest epsilon, Delta / max(l1, l2), for which Laplace noise after Laplace noise is (epsilon, 0)-DP.
 
@@ -408,7 +407,5 @@ def iterated_laplace_pure_epsilon(shift: Real, first_scale: Real, second_scale: 
     Returns epsilon in nats of the broadcast shape, float64, rounded up. Raises ValueError.
     Reference: Lemma 3.
     """
-    moved, *scales = validate.all_inside(
-        shift=(NONNEGATIVE, shift), first_scale=(POSITIVE, first_scale), second_scale=(POSITIVE, second_scale)
-    )
-    return np.where(moved > 0, np.nextafter(moved / np.maximum(*scales), np.inf), 0.0)[()]
+    shift, _ = raised(shift)
+    return rounded_up(shift / xp.maximum(first_scale, second_scale), shift > 0)

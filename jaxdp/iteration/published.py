@@ -15,7 +15,7 @@ from jaxdp.domains import NONNEGATIVE, POSITIVE, whole
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import rounded_up
 from jaxdp.runtime.arrays import on_host, xp
-from jaxdp.runtime.formulas import LINEAR_ORDER, Rule, checked, theorem
+from jaxdp.runtime.formulas import LINEAR_ORDER, Rule, theorem
 from jaxdp.typing import Array, Real
 
 
@@ -111,6 +111,11 @@ def _published(step_size, smoothness, strong_convexity):
     return xp.where(strong_convexity == 0, sharp, xp.maximum(xp.sqrt(square) * (1 + 8 * ULP), sharp))
 
 
+_REGRESSION = {"feature_norm": POSITIVE, "l2": NONNEGATIVE}
+_UNKNOWN = LossConstants(np.inf, np.inf, 0.0)
+
+
+@theorem(**_REGRESSION, vacuous=_UNKNOWN)
 def logistic_regression(feature_norm: Real, l2: Real = 0.0) -> LossConstants:
     """Constants of L2-regularised logistic regression: Lipschitz B, smoothness B^2 / 4 + l2, strong convexity l2.
 
@@ -129,10 +134,10 @@ def logistic_regression(feature_norm: Real, l2: Real = 0.0) -> LossConstants:
     Returns LossConstants of the broadcast shape, float64. Raises ValueError; under a trace an invalid argument gives
     the constants (inf, inf, 0).
     """
-    bound, penalty = _norm_and_penalty(feature_norm, l2)
-    return LossConstants(bound, bound**2 / 4 + penalty, penalty)
+    return LossConstants(feature_norm, xp.square(feature_norm) / 4 + l2, l2)
 
 
+@theorem(**_REGRESSION, vacuous=_UNKNOWN)
 def softmax_regression(feature_norm: Real, l2: Real = 0.0) -> LossConstants:
     """Constants of L2-regularised softmax regression: Lipschitz sqrt(2) B, smoothness B^2/2 + l2, strong convexity l2.
 
@@ -145,17 +150,7 @@ def softmax_regression(feature_norm: Real, l2: Real = 0.0) -> LossConstants:
 
     Assumes: as `logistic_regression`. Gradients are not clipped: with clipping the softmax step may be expansive.
     """
-    bound, penalty = _norm_and_penalty(feature_norm, l2)
-    return LossConstants(2**0.5 * bound * (1 + 8 * ULP), bound**2 / 2 + penalty, penalty)
-
-
-def _norm_and_penalty(feature_norm: Real, l2: Real) -> tuple[Array, Array]:
-    bound, penalty = checked(feature_norm=(POSITIVE, feature_norm), l2=(NONNEGATIVE, l2))
-    if validate.is_traced(bound, penalty):
-        inside = (bound > 0) & (penalty >= 0)
-        return xp.where(inside, bound, xp.inf), xp.where(inside, penalty, 0.0)
-    bound, penalty = np.broadcast_arrays(bound, penalty)
-    return bound[()], penalty[()]
+    return LossConstants(2**0.5 * feature_norm * (1 + 8 * ULP), xp.square(feature_norm) / 2 + l2, l2)
 
 
 _FROM_ONE = "Indices count from 1."
