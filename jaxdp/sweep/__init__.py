@@ -9,7 +9,6 @@ import itertools
 import os
 import pathlib
 import pickle
-import queue
 import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -189,11 +188,10 @@ def _workers(
             ask_all(require_versions, versions())
         return functools.partial(_on_executor, executor), _WAITING
     if devices:
-        free: queue.SimpleQueue[jax.Device] = queue.SimpleQueue()
-        for device in devices:
-            free.put(device)
-        threads = stack.enter_context(concurrent.futures.ThreadPoolExecutor(len(devices)))
-        return lambda fn, argument: threads.submit(_on_free_device, free, fn, argument), len(devices)
+        own = iter(devices)  # each thread takes one, and keeps it as its default device
+        enter = lambda: jax.default_device(next(own)).__enter__()  # noqa: E731
+        threads = concurrent.futures.ThreadPoolExecutor(len(devices), initializer=enter)
+        return stack.enter_context(threads).submit, len(devices)
     return _now, 1
 
 
@@ -201,15 +199,6 @@ def _now(fn: Callable[[Any], Any], argument: Any) -> concurrent.futures.Future[A
     future: concurrent.futures.Future[Any] = concurrent.futures.Future()
     future.set_result(fn(argument))
     return future
-
-
-def _on_free_device(free: queue.SimpleQueue[jax.Device], fn: Callable[[Any], Any], argument: Any) -> Any:
-    device = free.get()
-    try:
-        with jax.default_device(device):
-            return fn(argument)
-    finally:
-        free.put(device)
 
 
 def _on_executor(executor: Executor, fn: Callable[[Any], Any], argument: Any) -> concurrent.futures.Future[Any]:

@@ -50,13 +50,9 @@ class Task:
     def probe(self, arguments: dict[str, Any]) -> tuple[Values, Calls]:
         """(values, calls) for any arguments; also called before a long run, so that errors come at the start."""
         require_versions(self.expected)
-        with provenance.observe() as calls:
-            return self._evaluate(arguments), calls
-
-    def _evaluate(self, arguments: dict[str, Any]) -> Values:
         size = self.grid.batch
         try:
-            with expecting(self.grid.tiles):
+            with provenance.observe() as calls, expecting(self.grid.tiles):
                 result = self.fn(**arguments)
         except (TypeError, ValueError) as error:
             if _takes_numbers_only(self.fn, arguments):
@@ -82,7 +78,7 @@ class Task:
                     f"fn must return one value per grid point, shape ({size},), got {array.shape} for {name}."
                 )
             flat[name] = np.broadcast_to(array, (size,)).astype(np.float64)
-        return flat
+        return flat, calls
 
 
 def require_versions(expected: Mapping[str, str]) -> None:
