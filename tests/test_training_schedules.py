@@ -136,7 +136,7 @@ def test_the_learning_rate_may_be_a_schedule_too():
         ({"clip_norm": lambda t: jnp.where(t == 7, -1.0, 1.0)}, "clip_norm must be .*-1.*step 7"),
         ({"sampling_probability": lambda t: 0.9 + 0.1 * t}, r"sampling_probability must be in \[0, 1\].*step 2"),
         ({"noise_multiplier": lambda t: jnp.ones(3)}, r"noise_multiplier must be .* one number, got shape \(3,\)"),
-        ({"noise_multiplier": np.ones(3)}, r"noise_multiplier must be one number .* got shape \(3,\)"),
+        ({"noise_multiplier": np.ones(3)}, r"noise_multiplier must be one number.* got .* shape \(3,\).* function"),
         ({"sampling": "allocation", "noise_multiplier": falling}, "must be numbers with sampling='allocation'"),
     ],
 )

@@ -351,12 +351,7 @@ class DPSGD:
 
     def _checked(self, name: str, count: int) -> np.ndarray:
         """The setting at steps 0..count-1, (count,) float64; ValueError for a value outside its domain."""
-        setting, domain = getattr(self, name), _DOMAINS[name]
-        found = settings.values(name, setting, count)
-        bad = ~domain.contains(found)
-        place = f"This is its value at step {np.argmax(bad)}." if callable(setting) else domain.remedy
-        validate.reject(name, found, bad, domain.allowed, place)
-        return found
+        return settings.values(name, getattr(self, name), count, _DOMAINS[name])
 
     def _noise_std(self, step: jax.Array) -> Any:
         """Standard deviation of the noise on the sum; NaN if a scheduled value of the step is outside its domain."""

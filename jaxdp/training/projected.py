@@ -17,7 +17,7 @@ import optax
 from jaxdp import iteration, validate
 from jaxdp.accounting import epsilon as certified_epsilon
 from jaxdp.calibration import calibrate
-from jaxdp.domains import NONNEGATIVE, POSITIVE, whole
+from jaxdp.domains import NONNEGATIVE, POSITIVE, Domain, whole
 from jaxdp.training import batches, noise, schedule, settings
 from jaxdp.training.settings import Setting
 from jaxdp.typing import Example, Loss, Params, Real, Step
@@ -180,12 +180,13 @@ class NoisyProjectedSGD:
         """
         # If a schedule is off by SLACK, the step is still at most, and the noise at least, the one accounted for.
         margin = 0.0 if self._is_constant() else settings.SLACK
+        rounded = ((self.learning_rate, -np.inf), (self.noise_std, np.inf))
+        rate_of, std_of = (each if callable(each) else float(as_float32(each, towards)) for each, towards in rounded)
 
         def move(grads: Any, count: jax.Array, params: Any, draws: Any, **_: Any) -> tuple[Any, jax.Array]:
             noise.check_shapes("grads", grads, params)
             grads, bad = _finite_or_zero(grads, noise.leaf_axes(params, partition))
-            rate = _at(self.learning_rate, count, -np.inf) * (1 - margin)
-            std = _at(self.noise_std, count, np.inf) * (1 + 4 * margin)
+            rate, std = settings.at(rate_of, count) * (1 - margin), settings.at(std_of, count) * (1 + 4 * margin)
             moved = jax.tree.map(
                 lambda p, g, z: p - (rate * (g.astype(jnp.float32) + std * z)).astype(p.dtype), params, grads, draws
             )
@@ -339,12 +340,10 @@ class NoisyProjectedSGD:
 
     def _steps(self, count: int) -> schedule.Steps:
         """Contraction, noise and distance of the first ``count`` steps, in float64, rounded to the safe side."""
-        rate = settings.values("learning_rate", self.learning_rate, count)
-        std = settings.values("noise_std", self.noise_std, count)
         beta, rho = self.loss.smoothness, self.loss.strong_convexity
-        allowed = f"in (0, 2 / smoothness] = (0, {2 / beta}]"
-        validate.reject("learning_rate", rate, ~((rate > 0) & (rate <= 2 / beta)), allowed)
-        validate.reject("noise_std", std, ~(np.isfinite(std) & (std > 0)), "finite and > 0")
+        rates = Domain(lambda rate: (rate > 0) & (rate <= 2 / beta), f"in (0, 2 / smoothness] = (0, {2 / beta}]")
+        rate = settings.values("learning_rate", self.learning_rate, count, rates)
+        std = settings.values("noise_std", self.noise_std, count, POSITIVE)
         # training may use a smaller learning rate than the stated one, which may contract less
         least = as_float32(rate[0], -np.inf) if self._is_constant() else rate * (1 - 3 * settings.SLACK)
         taken = np.full(count, least, np.float64)
@@ -367,11 +366,6 @@ def float32_rounding(dimension: int, radius: float) -> float:
     """
     size = validate.count("dimension", dimension, 1)
     return (4 * math.sqrt(size) + 10) * 2.0**-24 * validate.one("radius", radius, POSITIVE)
-
-
-def _at(value: Any, count: jax.Array, towards: float) -> Any:
-    """The setting in step ``count`` as a float32; a number is rounded towards ``towards``, -inf or inf."""
-    return jnp.float32(value(count)) if callable(value) else as_float32(value, towards)
 
 
 def as_float32(value: float, towards: float) -> np.float32:

@@ -29,22 +29,22 @@ CHECKED_STEPS = 1024
 _BLOCK = 2**14
 
 
-def values(name: str, setting: Setting, count: int) -> np.ndarray:
+def values(name: str, setting: Setting, count: int, domain: Domain) -> np.ndarray:
     """The setting at steps 0..count-1, (count,) float64, as JAX computes it outside of jit.
 
     Raises TypeError for a function that jit cannot trace or that returns no real number; ValueError for an array
-    instead of one number, and for a schedule with count > MOST_STEPS.
+    instead of one number, for a value outside the domain, and for a schedule with count > MOST_STEPS.
     """
     if not callable(setting):
-        number = validate.real_array(name, setting)
-        if number.ndim:
-            raise ValueError(f"{name} must be one number or a function of the step, got shape {number.shape}.")
-        return np.full(count, float(number))
+        return np.full(count, validate.one(name, setting, domain, "A function of the step is allowed, too."))
     if count > MOST_STEPS:
         raise ValueError(f"steps must be at most {MOST_STEPS} with {name} a function of the step, got {count}.")
     # blocks of a fixed size, so that a new count compiles nothing
-    found = [_block(name, setting, start) for start in range(0, count, _BLOCK)]
-    return np.concatenate([np.zeros(0), *found])[:count]
+    blocks = [_block(name, setting, start) for start in range(0, count, _BLOCK)]
+    found = np.concatenate([np.zeros(0), *blocks])[:count]
+    bad = ~domain.contains(found)
+    validate.reject(name, found, bad, domain.allowed, f"This is its value at step {np.argmax(bad)}.")
+    return found
 
 
 def _block(name: str, setting: Callable[[Any], Any], start: int) -> np.ndarray:
