@@ -199,15 +199,11 @@ def _log_density(x, weights):
     return xp.logsumexp(_log_poisson(xp.abs(x), weights[0].shape[0]) + weights[0])
 
 
-def _density_and_tail(x, weights):
-    """(log f(|x|), log P(X > |x|)) of the sum X with density f."""
-    poisson = _log_poisson(xp.abs(x), weights[0].shape[0])
-    return xp.logsumexp(poisson + weights[0]), xp.logsumexp(poisson + weights[1])
-
-
 def _cut(x, shift, weights):
     """(loss, p, log q) at x >= 0; p = P(X > x - s), q = P(X > x), and delta(loss) = p - e^loss q."""
-    (log_f_shifted, log_p), (log_f, log_q) = (_density_and_tail(at, weights) for at in (x - shift, x))
+    poissons = [_log_poisson(xp.abs(at), weights[0].shape[0]) for at in (x - shift, x)]
+    # log f and log P(X > .) at |x - s| and at x, of the sum X with density f
+    (log_f_shifted, log_p), (log_f, log_q) = ([xp.logsumexp(p + w) for w in weights] for p in poissons)
     return log_f_shifted - log_f, xp.where(x < shift, -xp.expm1(log_p), xp.exp(log_p)), log_q
 
 

@@ -50,14 +50,9 @@ def _unit(numbers):
     return xp.where(largest > 0, largest, 1.0)
 
 
-def _log_slope(log_d, log_v):
-    """log(D / v) of a block; inf for a distance without noise, -inf without a distance."""
-    return xp.where(log_d > -xp.inf, log_d - log_v, -xp.inf)
-
-
-def _log_cost(log_d, log_v):
-    """log(D^2 / v) of a block; inf for a distance without noise, -inf without a distance."""
-    return xp.where(log_d > -xp.inf, 2 * log_d - log_v, -xp.inf)
+def _log_ratio(power, log_d, log_v):
+    """log(D^power / v) of a block, its slope (1) or cost (2); inf without noise for a distance, -inf without one."""
+    return xp.where(log_d > -xp.inf, power * log_d - log_v, -xp.inf)
 
 
 def _larger(largest, *logs):
@@ -77,7 +72,7 @@ def _one_move(steps, carry, _):
     log_k, log_s2, log_d = steps
     index, depth, top, below, stack, largest = carry
     below_d, below_v = below[0] + top[2], below[1] + 2 * top[2]
-    merges = (depth > 0) & (_log_slope(below_d, below_v) >= _log_slope(top[0], top[1]))
+    merges = (depth > 0) & (_log_ratio(1, below_d, below_v) >= _log_ratio(1, top[0], top[1]))
     union = xp.logaddexp(below_d, top[0]), xp.logaddexp(below_v, top[1])
     merged = xp.stack([*union, below[2] + top[2], below[3]])
 
@@ -132,7 +127,7 @@ def _mu2_and_blocks(log_k, log_s2, log_d2, valid):
     """mu^2 of a schedule given by (log kappa, log s^2, log d^2), rounded up, and the final blocks."""
     s_unit, d_unit = _units(log_s2, log_d2)
     stack, number, largest = _blocks(log_k, log_s2 - s_unit, (log_d2 - d_unit) / 2)
-    costs = xp.where(xp.arange(stack.shape[0]) < number, _log_cost(stack[:, 0], stack[:, 1]), -xp.inf)
+    costs = xp.where(xp.arange(stack.shape[0]) < number, _log_ratio(2, stack[:, 0], stack[:, 1]), -xp.inf)
     # A logarithm, because the sum of the costs may underflow or overflow.
     log_mu2 = xp.logsumexp(costs)
     mu2 = _outward(log_mu2, log_mu2 > -xp.inf, s_unit, d_unit, largest, log_k.shape[0], valid)
@@ -328,7 +323,7 @@ def _absorb_to_the_right(block, depth, stack):
         return (row[0] + scale, row[1] + 2 * scale), row[2]
 
     def violates(state):
-        return (state[1] > 0) & (_log_slope(*state[0]) >= _log_slope(*next_of(state)[0]))
+        return (state[1] > 0) & (_log_ratio(1, *state[0]) >= _log_ratio(1, *next_of(state)[0]))
 
     def absorb(state):
         following, scale = next_of(state)
@@ -336,7 +331,7 @@ def _absorb_to_the_right(block, depth, stack):
 
     merged, depth, scale = xp.while_loop(violates, absorb, (block, depth, xp.zeros((), block.dtype)))
     rest = xp.where(depth > 0, stack[xp.maximum(depth - 1, 0), 3], -xp.inf)
-    return merged, depth, scale, xp.logaddexp(_log_cost(*merged), rest)
+    return merged, depth, scale, xp.logaddexp(_log_ratio(2, *merged), rest)
 
 
 def _prepend(log_reset, carry, x):
