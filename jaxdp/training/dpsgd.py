@@ -272,7 +272,13 @@ class DPSGD:
         if self.sampling == "allocation":
             length, sigma = self.steps_per_epoch, float(self._checked("noise_multiplier", 1)[0])
             return repeat(RandomAllocation(Gaussian(sigma), length), -(-counts // length))
-        parts = [repeat(self._step(sigma, rate), times) for sigma, rate, times in self._different_steps(counts)]
+        parts = []
+        for sigma, rate, times in self._different_steps(counts):
+            step: Mechanism = PoissonSampled(Gaussian(sigma), rate)
+            if self.truncated_batch_size is not None:
+                others = self._require_num_examples()
+                step = truncated_poisson(sigma, rate, others, self.truncated_batch_size, fewer=True)
+            parts.append(repeat(step, times))
         return parts[0] if len(parts) == 1 else compose(*parts)
 
     def privacy_spent(self, state: noise.NoisyState | optax.OptState, delta: float) -> float:
@@ -281,12 +287,8 @@ class DPSGD:
         state: the state of `optimizer` or `privatize`, or of a chain that contains one of them; not traced. A further
         count compiles no further program, unless it brings a new setting of a schedule.
         """
-        if np.ndim(delta):
-            raise ValueError(
-                f"delta must be one number, got shape {np.shape(delta)}. For several, call jaxdp.epsilon(after(steps), "
-                "delta)."
-            )
-        return float(certified_epsilon(self.after(noise.the_state(state).count), delta))
+        target = validate.one("delta", delta, PROBABILITY, "For several, call jaxdp.epsilon(after(steps), delta).")
+        return float(certified_epsilon(self.after(noise.the_state(state).count), target))
 
     def steps_within(self, epsilon: float, delta: float, *, max_steps: int = 10**6) -> float:
         """Largest number of steps, at most max_steps, that keeps within the budget; inf if nothing is sampled.
@@ -324,13 +326,6 @@ class DPSGD:
             return dataclasses.replace(self, noise_multiplier=settings.scaled(unit, factor))
 
         return with_noise(float(calibrate(lambda times: with_noise(times).after(steps), epsilon=epsilon, delta=delta)))
-
-    def _step(self, noise_multiplier: Any, rate: Any) -> Mechanism:
-        """The mechanism of one step, if sampling is not "allocation"."""
-        if self.truncated_batch_size is None:
-            return PoissonSampled(Gaussian(noise_multiplier), rate)
-        others = self._require_num_examples()
-        return truncated_poisson(noise_multiplier, rate, others, self.truncated_batch_size, fewer=True)
 
     def _different_steps(self, counts: np.ndarray) -> list[tuple[float, float, np.ndarray]]:
         """(noise_multiplier, sampling_probability, how many of the first ``counts`` steps have them), for each pair."""

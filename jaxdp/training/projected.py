@@ -185,12 +185,16 @@ class NoisyProjectedSGD:
 
         def move(grads: Any, count: jax.Array, params: Any, draws: Any, **_: Any) -> tuple[Any, jax.Array]:
             noise.check_shapes("grads", grads, params)
-            grads, bad = _finite_or_zero(grads, noise.leaf_axes(params, partition))
+            finite = jax.tree.map(jnp.isfinite, grads)
+            bad = [jnp.any(~each).astype(jnp.float32) for each in jax.tree.leaves(finite)]  # in any shard
+            # only the entries: to clear the whole gradient would need a pass over it before noise can be added
+            grads = jax.tree.map(lambda g, good: jnp.where(good, g, jnp.zeros_like(g)), grads, finite)
             rate, std = settings.at(rate_of, count) * (1 - margin), settings.at(std_of, count) * (1 + 4 * margin)
             moved = jax.tree.map(
                 lambda p, g, z: p - (rate * (g.astype(jnp.float32) + std * z)).astype(p.dtype), params, grads, draws
             )
-            return jax.tree.map(jnp.subtract, self._project(moved, partition), params), bad
+            found = noise.summed(bad, noise.leaf_axes(params, partition)) > 0
+            return jax.tree.map(jnp.subtract, self._project(moved, partition), params), found
 
         return noise.transformation(key, move, partition, _SIXTEEN_BIT)
 
@@ -373,13 +377,3 @@ def as_float32(value: float, towards: float) -> np.float32:
     nearest, exact = np.float32(value), np.float64(value)  # NumPy would round a Python number to float32 to compare it
     wrong = np.float64(nearest) > exact if towards < 0 else np.float64(nearest) < exact
     return np.nextafter(nearest, np.float32(towards)) if wrong else nearest
-
-
-def _finite_or_zero(grads: Any, axes: list[tuple[str, ...]]) -> tuple[Any, jax.Array]:
-    """(the gradient with every non-finite entry replaced by 0, whether there was such an entry in any shard).
-
-    Only the entries are replaced. To clear the whole gradient would need a pass over it before noise can be added.
-    """
-    bad = [jnp.any(~jnp.isfinite(g)).astype(jnp.float32) for g in jax.tree.leaves(grads)]
-    cleaned = jax.tree.map(lambda g: jnp.where(jnp.isfinite(g), g, jnp.zeros_like(g)), grads)
-    return cleaned, noise.summed(bad, axes) > 0

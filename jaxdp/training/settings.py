@@ -39,26 +39,23 @@ def values(name: str, setting: Setting, count: int, domain: Domain) -> np.ndarra
         return np.full(count, validate.one(name, setting, domain, "A function of the step is allowed, too."))
     if count > MOST_STEPS:
         raise ValueError(f"steps must be at most {MOST_STEPS} with {name} a function of the step, got {count}.")
-    # blocks of a fixed size, so that a new count compiles nothing
-    blocks = [_block(name, setting, start) for start in range(0, count, _BLOCK)]
-    found = np.concatenate([np.zeros(0), *blocks])[:count]
-    bad = ~domain.contains(found)
-    validate.reject(name, found, bad, domain.allowed, f"This is its value at step {np.argmax(bad)}.")
-    return found
-
-
-def _block(name: str, setting: Callable[[Any], Any], start: int) -> np.ndarray:
-    steps = jnp.arange(_BLOCK, dtype=jnp.int32) + start
+    evaluate = jax.vmap(lambda step: jnp.asarray(setting(step)))
+    steps = np.arange(max(count, 1), dtype=np.int32)
+    steps = np.pad(steps, (0, -steps.size % _BLOCK), "edge")  # whole blocks, so that a new count compiles nothing
     try:
-        found = jax.vmap(lambda step: jnp.asarray(setting(step)))(steps)
+        blocks = [evaluate(block) for block in steps.reshape(-1, _BLOCK)]
     except jax.errors.JAXTypeError:
         raise TypeError(
             f"{name} must be a function of the step that jit can trace, got {setting!r}. Use jnp.where in place of if, "
             "or a schedule of optax."
         ) from None
-    if found.shape != steps.shape:
-        raise ValueError(f"{name} must be a function of the step that returns one number, got shape {found.shape[1:]}.")
-    return validate.real_array(name, found)
+    if blocks[0].ndim != 1:
+        shape = blocks[0].shape[1:]
+        raise ValueError(f"{name} must be a function of the step that returns one number, got shape {shape}.")
+    found = validate.real_array(name, np.concatenate(blocks))[:count]
+    bad = ~domain.contains(found)
+    validate.reject(name, found, bad, domain.allowed, f"This is its value at step {np.argmax(bad)}.")
+    return found
 
 
 def as_numbers(record: Any, **domains: Domain) -> None:
