@@ -251,7 +251,7 @@ class DPSGD:
         ) -> tuple[Any, jax.Array]:
             clip_norm = settings.at(self.clip_norm, count)
             clipped = _clip(grads, params, mask, partition, clip_norm)
-            std, divisor = _nan_unless_same_step(clipped, count, self._noise_std(count)), self.divisor(count)
+            std, divisor = self._noise_std(count, clipped.step), self.divisor(count)
             return jax.tree.map(
                 lambda p, g, z: ((g + std * z) / divisor).astype(p.dtype), params, clipped.total, draws
             ), clipped.nonfinite
@@ -348,15 +348,23 @@ class DPSGD:
         """The setting at steps 0..count-1, (count,) float64; ValueError for a value outside its domain."""
         return settings.values(name, getattr(self, name), count, _DOMAINS[name])
 
-    def _noise_std(self, step: jax.Array) -> Any:
-        """Standard deviation of the noise on the sum; NaN if a scheduled value of the step is outside its domain."""
-        scheduled = [name for name in _DOMAINS if callable(getattr(self, name))]
+    def _noise_std(self, step: jax.Array, of_sum: jax.Array | None) -> Any:
+        """Standard deviation of the noise on the sum; NaN if a scheduled value of the step is outside its domain.
+
+        Also NaN if the sum is of another step, ``of_sum``, or ValueError if both steps are concrete.
+        """
+        scheduled = {name: domain for name, domain in _DOMAINS.items() if callable(getattr(self, name))}
+        good = [domain.contains(settings.at(getattr(self, name), step)) for name, domain in scheduled.items()]
+        if of_sum is not None:
+            good.append(of_sum == step)
+            if not validate.is_traced(good[-1]) and not good[-1]:
+                raise ValueError(
+                    f"grads must be the clipped sum of step {int(step)}, the state's count, got that of step "
+                    f"{int(of_sum)}: give state.count to clipped_sum, so that every update has a sample of its own."
+                )
         sigma, clip_norm = settings.at(self.noise_multiplier, step), settings.at(self.clip_norm, step)
         std = sigma * clip_norm * (1 + settings.SLACK)
-        if not scheduled:
-            return std
-        inside = [_DOMAINS[name].contains(settings.at(getattr(self, name), step)) for name in scheduled]
-        return jnp.where(jnp.stack(inside).all(), std, jnp.nan)
+        return jnp.where(jnp.stack(good).all(), std, jnp.nan) if good else std
 
     def _require_num_examples(self) -> int:
         if self.num_examples is None:
@@ -382,16 +390,3 @@ def _clip(grads: Any, params: Any, mask: Any, partition: Any, clip_norm: Any) ->
     size = shapes[0][0][0] if shapes else 0
     mask = jnp.ones((size,), bool) if mask is None else jnp.asarray(mask)
     return ClippedSum(*noise.clip_and_sum(grads, mask, clip_norm, partition))
-
-
-def _nan_unless_same_step(clipped: ClippedSum, count: jax.Array, noise_std: Any) -> Any:
-    """noise_std if the sum is of step ``count``; otherwise NaN, or ValueError if both steps are concrete."""
-    if clipped.step is None:
-        return noise_std
-    same = clipped.step == count
-    if not validate.is_traced(same) and not bool(same):
-        raise ValueError(
-            f"grads must be the clipped sum of step {int(count)}, the state's count, got that of step "
-            f"{int(clipped.step)}: give state.count to clipped_sum, so that every update has a sample of its own."
-        )
-    return jnp.where(same, noise_std, jnp.nan)
