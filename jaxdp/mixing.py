@@ -201,18 +201,16 @@ def hockey_stick_coefficient(kernel: Real, level: Real) -> Array:
     for a kernel that is not a stochastic matrix, a negative level.
     """
     (matrix, error), levels = _kernel_matrix(kernel), validate.inside("level", level, NONNEGATIVE_OR_INFINITE)
-    return np.vectorize(lambda value: _largest_hockey_stick(matrix, error, value), otypes=[np.float64])(levels)[()]
 
-
-def _largest_hockey_stick(matrix, error, level):
-    # e^level has an error of up to 2 ulp. Round the subtracted row down: the difference may be much smaller than it.
-    down = (1.0 if level == 0 else 1 - 2.0**-51) * (1 - 2 * error)
-    worst = 0.0
-    for row in matrix:
+    def largest(level: float) -> float:
+        # e^level has an error of up to 2 ulp. Round the subtracted row down: the difference may be much smaller.
+        down = (1.0 if level == 0 else 1 - 2.0**-51) * (1 - 2 * error)
         with np.errstate(invalid="ignore", over="ignore"):
             scaled = np.where(matrix > 0, np.exp(level) * down * matrix, 0.0)
-        worst = max(worst, np.maximum(row - scaled, 0.0).sum(axis=1).max())
-    return min(worst * (1 + 32 * ULP + error), 1.0)
+        worst = max(np.maximum(row - scaled, 0.0).sum(axis=1).max() for row in matrix)
+        return min(worst * (1 + 32 * ULP + error), 1.0)
+
+    return np.vectorize(largest, otypes=[np.float64])(levels)[()]
 
 
 def dobrushin_coefficient(kernel: Real) -> float:

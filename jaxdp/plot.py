@@ -69,9 +69,12 @@ def curves(
     'epsilon [nats]'
     """
     name, values, fixed = _variable(dataset, y, x)
-    dash = _dash_dimension(values, x) if dash is None else dash
     if dash is not None:
         validate.choice("dash", dash, tuple(d for d in dataset.dims if d != x))
+    elif values.ndim > 2:
+        few = [str(d) for d in values.dims if d != x and values.sizes[d] <= len(_DASHES)]
+        names = [d for d in few if not np.issubdtype(values[d].dtype, np.number)]
+        dash = next(reversed(names or sorted(few, key=lambda d: -values.sizes[d])), None)
     key, given = _key(ax), cbook.normalize_kwargs(style, lines.Line2D)
     key.implied |= set() if label else {_title(dataset, name)}
     for choice, line in _lines(values, x):
@@ -246,14 +249,6 @@ def _texts(dataset: Dataset, choice: dict[str, Any], dash: str | None, label: st
     if color:
         return color, ", ".join(filter(None, [label, dashes])) or otherwise
     return (label, dashes) if dashes else (label or otherwise, "")
-
-
-def _dash_dimension(values: DataArray, x: str) -> str | None:
-    others = [str(d) for d in values.dims if d != x]
-    few = [d for d in others if values.sizes[d] <= len(_DASHES)]
-    names = [d for d in few if not np.issubdtype(values[d].dtype, np.number)]
-    names = names or sorted(few, key=lambda d: -values.sizes[d])
-    return names[-1] if names and len(others) > 1 else None
 
 
 def _describe(dataset: Dataset, choice: dict[str, Any]) -> str:

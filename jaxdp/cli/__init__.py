@@ -15,7 +15,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     words = zip(argv, argv[1:], strict=False)
     named = next((word for before, word in words if word in mechanisms.MECHANISMS and before != "--from"), None)
-    argv = _with_negative_values([_spelled(word) for word in argv])
+    argv = _spelled(argv)
     options = [word.partition("=")[0] for word in argv]
     wrong = ""
     if named and "--from" in options and argv[0] not in ("calibrate", "sweep"):  # these two have no --from
@@ -44,19 +44,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _with_negative_values(argv: list[str]) -> list[str]:
-    """The words, with an option and its negative value joined by "=": argparse takes -1,0 or -inf for an option."""
+def _spelled(argv: Sequence[str]) -> list[str]:
+    """The words. Underscores in the name of an option become hyphens.
+
+    An option and its negative value are joined by "=": argparse takes -1,0 or -inf for an option.
+    """
     joined: list[str] = []
     for word in argv:
+        if word.startswith("--"):
+            name, equals, value = word.partition("=")
+            word = name.replace("_", "-") + equals + value
         negative = re.match(r"-(\d|\.|inf)", word) and joined and joined[-1].startswith("--") and "=" not in joined[-1]
         joined = [*joined[:-1], f"{joined[-1]}={word}"] if negative else [*joined, word]
     return joined
-
-
-def _spelled(word: str) -> str:
-    """The word; in the name of an option underscores become hyphens."""
-    name, equals, value = word.partition("=")
-    return name.replace("_", "-") + equals + value if word.startswith("--") else word
 
 
 def make_parser() -> argparse.ArgumentParser:

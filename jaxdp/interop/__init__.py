@@ -209,21 +209,14 @@ def _randomized_response(event: Any, relation: Any) -> Mechanism:
         return _NOTHING
     if p == 0:
         return _EVERYTHING
-    if relation is NeighboringRelation.REPLACE_SPECIAL:
-        return _response_or_uniform(p, int(k))
-    # increased by more than the rounding errors of the quotient and the logarithm
-    return jaxdp.RandomizedResponse(math.log1p(k * (1 - p) / p) * (1 + 1e-15), k)
-
-
-def _response_or_uniform(p: float, k: int) -> Mechanism:
-    """The pair of randomized response and the uniform distribution, on the outcomes "own value" and "any other".
-
-    The two probabilities of "any other" are rounded away from each other to multiples of 2^-53, so that 1 minus each is
-    exact. A pair with a larger difference of the two dominates in both orders.
-    """
-    steps = 2**53
-    other = math.floor(Fraction(p) * (k - 1) / k * steps) / steps
-    uniform = math.ceil(Fraction(k - 1, k) * steps) / steps
+    if relation is not NeighboringRelation.REPLACE_SPECIAL:
+        # increased by more than the rounding errors of the quotient and the logarithm
+        return jaxdp.RandomizedResponse(math.log1p(k * (1 - p) / p) * (1 + 1e-15), k)
+    # The pair of this law and the uniform law, on the outcomes "own value" and "any other". The two probabilities of
+    # "any other" are rounded away from each other to multiples of 2^-53, so that 1 minus each is exact. A pair with a
+    # larger difference of the two dominates in both orders.
+    steps, share = 2**53, Fraction(int(k) - 1, int(k))
+    other, uniform = math.floor(Fraction(p) * share * steps) / steps, math.ceil(share * steps) / steps
     return jaxdp.DiscretePair([1 - other, other], [1 - uniform, uniform])
 
 

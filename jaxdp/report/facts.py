@@ -42,7 +42,13 @@ class Facts:
             bounds = (epsilon_bounds if epsilon is None else delta_bounds)(mechanism, targets, relation=relation)
         upper = np.ravel(bounds.upper)
         shown = targets if epsilon is not None else np.array([float(outward(each, True, 9)) for each in upper])
-        grid = _grid(shown, lambda: epsilon_bounds(mechanism, 1e-6, relation=relation).upper)
+        # finite epsilons > 0, and points from 0 to 1.25 times their largest, denser near 0
+        found = shown[np.isfinite(shown) & (shown > 0)]
+        if not found.size:
+            fallback = float(epsilon_bounds(mechanism, 1e-6, relation=relation).upper)
+            found = np.array([fallback if 0 < fallback < np.inf else 1.0])
+        even = [float(f"{point:.3g}") for point in 1.25 * found.max() * np.linspace(0.0, 1.0, _POINTS) ** 2]
+        grid = np.unique(np.concatenate([even, found]))
         if relation in ("add", "remove"):
             grid = np.concatenate([-grid[:0:-1], grid])
         rows = pieces(grid.size, progress, rows=1)
@@ -72,13 +78,3 @@ class Facts:
     def missed(self, rates: Any) -> np.ndarray:
         """Certified lower bounds of the false negative rate at these false positive rates."""
         return np.asarray(tradeoff_from_delta(rates, self.grid, self.profile.upper, symmetric=self.symmetric))
-
-
-def _grid(epsilons: np.ndarray, otherwise: Any) -> np.ndarray:
-    """Finite ``epsilons`` > 0 and points from 0 to 1.25 times their largest (else ``otherwise()``), denser near 0."""
-    found = epsilons[np.isfinite(epsilons) & (epsilons > 0)]
-    if not found.size:
-        fallback = float(otherwise())
-        found = np.array([fallback if 0 < fallback < np.inf else 1.0])
-    even = [float(f"{point:.3g}") for point in 1.25 * found.max() * np.linspace(0.0, 1.0, _POINTS) ** 2]
-    return np.unique(np.concatenate([even, found]))
