@@ -29,22 +29,12 @@ _VERBS = {
 def add_parsers(commands: Any) -> None:
     """Adds epsilon, delta, tradeoff, calibrate and report."""
     for verb, (_, _, what) in _VERBS.items():
-        mechanisms.add_target_command(commands, verb, what, functools.partial(_bounds_options, verb), _bounds)
+        options = functools.partial(_bounds_options, verb)
+        mechanisms.add_mechanism_command(commands, verb, what, options, _bounds, from_file=True)
     what = "the parameter value that meets a target epsilon and delta"
-    for parser in mechanisms.parsers(mechanisms.add_command(commands, "calibrate", what), solved_for=True):
-        parser.add_argument(
-            "--solve-for", required=True, metavar="OPTION", help="the option to solve for, such as noise-multiplier"
-        )
-        where = "where to search (default: all numbers > 0, from 1 outward); needed for a probability, such as 0:1"
-        parser.add_argument("--bracket", metavar="LOW:HIGH", help=where)
-        parser.add_argument("--epsilon", required=True, metavar="RANGE")
-        parser.add_argument("--delta", required=True, metavar="RANGE")
-        where = "of targets that no value meets: raise an error, or print nan and solve the others (default: raise)"
-        parser.add_argument("--unreachable", choices=("raise", "nan"), default="raise", help=where)
-        mechanisms.progress_option(parser)
-        parser.set_defaults(run=_calibrate)
+    mechanisms.add_mechanism_command(commands, "calibrate", what, _calibrate_options, _calibrate, solved_for=True)
     what = "one HTML page on a mechanism, for a privacy review board"
-    mechanisms.add_target_command(commands, "report", what, _report_options, _report, table=False)
+    mechanisms.add_mechanism_command(commands, "report", what, _report_options, _report, table=False, from_file=True)
 
 
 def _rows(parts: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -95,6 +85,19 @@ def _bounds(arguments: argparse.Namespace) -> None:
 
     rows = _rows(from_options() if arguments.source is None else from_file())
     text.print_table(rows, roundings, arguments.json, arguments.out)
+
+
+def _calibrate_options(parser: argparse.ArgumentParser, required: bool) -> None:
+    parser.add_argument(
+        "--solve-for", required=required, metavar="OPTION", help="the option to solve for, such as noise-multiplier"
+    )
+    where = "where to search (default: all numbers > 0, from 1 outward); needed for a probability, such as 0:1"
+    parser.add_argument("--bracket", metavar="LOW:HIGH", help=where)
+    parser.add_argument("--epsilon", required=required, metavar="RANGE")
+    parser.add_argument("--delta", required=required, metavar="RANGE")
+    where = "of targets that no value meets: raise an error, or print nan and solve the others (default: raise)"
+    parser.add_argument("--unreachable", choices=("raise", "nan"), default="raise", help=where)
+    mechanisms.progress_option(parser)
 
 
 def _calibrate(arguments: argparse.Namespace) -> None:

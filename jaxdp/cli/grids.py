@@ -11,7 +11,7 @@ import numpy as np
 
 import jaxdp
 from jaxdp import validate
-from jaxdp.cli.mechanisms import add_command, axes_of, build, chosen, parsers
+from jaxdp.cli.mechanisms import add_command, add_mechanism_command, axes_of, build, chosen
 from jaxdp.cli.text import check_ending, check_file, make_folder, parse_range, print_table
 from jaxdp.runtime.extras import require
 from jaxdp.sweep import sweep
@@ -24,16 +24,8 @@ _FEW = 8  # most values of an axis for which one curve each is drawn
 
 def add_parsers(commands: Any) -> None:
     """Adds sweep and plot."""
-    command = add_command(commands, "sweep", "a grid of certified values: data set, picture and table")
-    for parser in parsers(command):
-        group = parser.add_mutually_exclusive_group(required=True)
-        group.add_argument("--delta", metavar="RANGE", help="sweep epsilon at these deltas")
-        group.add_argument("--epsilon", metavar="RANGE", help="sweep delta at these epsilons")
-        parser.add_argument("--out", metavar="FILE", help=".nc or .zarr; an interrupted sweep goes on from its parts")
-        parser.add_argument("--plot", metavar="FILE", help="picture of the sweep (.png, .pdf, .svg)")
-        parser.add_argument("--batch-size", type=int, metavar="N", help="grid points evaluated at once")
-        parser.add_argument("--quiet", action="store_true", help="no progress bar")
-        parser.set_defaults(run=_sweep)
+    text = "a grid of certified values: data set, picture and table"
+    add_mechanism_command(commands, "sweep", text, _sweep_options, _sweep)
     command = add_command(commands, "plot", "a picture of a data set written by sweep")
     command.add_argument("dataset", help="a .nc or .zarr file")
     command.add_argument("--out", required=True, metavar="FILE", help=f"the picture ({', '.join(_PICTURES)})")
@@ -49,6 +41,16 @@ def _value(name: str, verb: str, relation: Relation | None, fixed: dict[str, str
     evaluate = jaxdp.epsilon if verb == "epsilon" else jaxdp.delta
     target = values["delta" if verb == "epsilon" else "epsilon"]
     return {verb: evaluate(build(name, fixed | values), target, relation=relation)}
+
+
+def _sweep_options(parser: argparse.ArgumentParser, required: bool) -> None:
+    group = parser.add_mutually_exclusive_group(required=required)
+    group.add_argument("--delta", metavar="RANGE", help="sweep epsilon at these deltas")
+    group.add_argument("--epsilon", metavar="RANGE", help="sweep delta at these epsilons")
+    parser.add_argument("--out", metavar="FILE", help=".nc or .zarr; an interrupted sweep goes on from its parts")
+    parser.add_argument("--plot", metavar="FILE", help="picture of the sweep (.png, .pdf, .svg)")
+    parser.add_argument("--batch-size", type=int, metavar="N", help="grid points evaluated at once")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
 
 
 def _sweep(arguments: argparse.Namespace) -> None:

@@ -185,29 +185,6 @@ class _Once(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-def _add_options(parser: argparse.ArgumentParser, name: str, solved_for: bool = False) -> None:
-    """Adds the options of a mechanism. solved_for: calibrate solves for one of them, so none is required."""
-    shuffles = name == "shuffle"
-    for option in MECHANISMS[name].options:
-        needed = option.default is None and not solved_for
-        text = option.help + (f" (default {option.default})" if option.default else "")
-        if shuffles and (users := _users(option)):
-            text += f" (randomizer {', '.join(users)})"
-        names = (option.flag, *option.aliases)
-        parser.add_argument(*names, dest=option.name, action=_Once, required=needed, metavar="RANGE", help=text)
-    if shuffles:
-        known = "; ".join(f"{name}: {each.help}" for name, each in RANDOMIZERS.items())
-        parser.add_argument(
-            "--randomizer",
-            help=f"what each person runs, comma separated (default local; krr with --bound blanket). {known}",
-        )
-        parser.add_argument(
-            "--bound",
-            help=f"theorems of the upper bound, comma separated: {', '.join(BOUNDS)} (default clones for local, "
-            "blanket, the privacy blanket, for the other randomizers)",
-        )
-
-
 def chosen(arguments: argparse.Namespace) -> dict[str, list[str]]:
     """{"randomizer": [...], "bound": [...]} of a shuffled mechanism, with defaults filled in; {} for any other."""
     if arguments.mechanism != "shuffle":
@@ -275,40 +252,67 @@ def add_command(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
     return commands.add_parser(name, help=text, description=text.capitalize() + ".", epilog=RANGE_HELP)
 
 
-def common_options(parser: argparse.ArgumentParser, table: bool = True) -> None:
-    """Adds the options of every command that takes a mechanism. table: the command prints a table."""
-    text = "how neighbouring data sets differ (default: the mechanism's natural relation)"
-    parser.add_argument("--relation", choices=typing.get_args(Relation), help=text)
-    if table:
-        text = 'print JSON instead of a table, with all digits; infinity and NaN are the strings "inf", "-inf", "nan"'
-        parser.add_argument("--json", action="store_true", help=text)
-
-
 def progress_option(parser: argparse.ArgumentParser) -> None:
     """Adds --progress, for commands that may take minutes."""
     what = "show a bar of finished rows (needs the sweep extra); last digits may differ, as rows are computed apart"
     parser.add_argument("--progress", action="store_true", help=what)
 
 
-def add_target_command(
+def add_mechanism_command(
     commands: Any,
     verb: str,
     text: str,
     options: Callable[[argparse.ArgumentParser, bool], None],
     run: Callable[[argparse.Namespace], None],
+    *,
     table: bool = True,
+    solved_for: bool = False,
+    from_file: bool = False,
 ) -> None:
-    """Adds a command whose mechanism is given by its name and options, or by ``--from FILE.json``.
+    """Adds a command with one parser per mechanism, which has the mechanism's options.
 
-    options: called with a parser and whether its options are required (with ``--from`` they are not); adds the options
-    of the command. run: called with the parsed arguments; ``source`` is the file of ``--from``, or None.
+    options: called with a parser and whether its options are required; adds the options of the command. run: called
+    with the parsed arguments. table: the command prints a table. solved_for: calibrate solves for one of the
+    mechanism's options, so none is required. from_file: the mechanism may also be given by ``--from FILE.json``
+    instead of its name (then ``source`` is the file, else None), which makes the command's options optional.
     """
     command = add_command(commands, verb, text)
-    for parser in (*parsers(command, required=False, table=table), command):
-        options(parser, parser is not command)
-    common_options(command, table)
-    command.add_argument("--from", dest="source", metavar="FILE.json", help="a mechanism that jaxdp.to_json wrote")
     command.set_defaults(run=run, verb=verb)
+    choices = command.add_subparsers(required=not from_file, metavar="MECHANISM")
+    added = [command] if from_file else []
+    for name, entry in MECHANISMS.items():
+        parser = choices.add_parser(name, help=entry.help, description=entry.help + ".", epilog=RANGE_HELP)
+        parser.set_defaults(mechanism=name)
+        added.append(parser)
+        for option in entry.options:
+            text = option.help + (f" (default {option.default})" if option.default else "")
+            if name == "shuffle" and (users := _users(option)):
+                text += f" (randomizer {', '.join(users)})"
+            needed = option.default is None and not solved_for
+            names = (option.flag, *option.aliases)
+            parser.add_argument(*names, dest=option.name, action=_Once, required=needed, metavar="RANGE", help=text)
+        if name == "shuffle":
+            known = "; ".join(f"{name}: {each.help}" for name, each in RANDOMIZERS.items())
+            parser.add_argument(
+                "--randomizer",
+                help=f"what each person runs, comma separated (default local; krr with --bound blanket). {known}",
+            )
+            parser.add_argument(
+                "--bound",
+                help=f"theorems of the upper bound, comma separated: {', '.join(BOUNDS)} (default clones for local, "
+                "blanket, the privacy blanket, for the other randomizers)",
+            )
+    for parser in added:
+        options(parser, parser is not command)
+        text = "how neighbouring data sets differ (default: the mechanism's natural relation)"
+        parser.add_argument("--relation", choices=typing.get_args(Relation), help=text)
+        if table:
+            text = (
+                'print JSON instead of a table, with all digits; infinity and NaN are the strings "inf", "-inf", "nan"'
+            )
+            parser.add_argument("--json", action="store_true", help=text)
+    if from_file:
+        command.add_argument("--from", dest="source", metavar="FILE.json", help="a mechanism that jaxdp.to_json wrote")
 
 
 def require_full(arguments: argparse.Namespace, complete: bool, needed: str) -> None:
@@ -317,18 +321,3 @@ def require_full(arguments: argparse.Namespace, complete: bool, needed: str) -> 
         raise ValueError(f"give a MECHANISM (see --help), or --from FILE.json {needed}; got neither.")
     if not complete:
         raise ValueError(f"give --from FILE.json {needed}; got only some of them.")
-
-
-def parsers(
-    command: argparse.ArgumentParser, solved_for: bool = False, required: bool = True, table: bool = True
-) -> list[argparse.ArgumentParser]:
-    """Adds one parser per mechanism, with its options, to the command. solved_for: as in `_add_options`."""
-    choices = command.add_subparsers(required=required, metavar="MECHANISM")
-    added = []
-    for name, entry in MECHANISMS.items():
-        parser = choices.add_parser(name, help=entry.help, description=entry.help + ".", epilog=RANGE_HELP)
-        _add_options(parser, name, solved_for)
-        common_options(parser, table=table)
-        parser.set_defaults(mechanism=name)
-        added.append(parser)
-    return added
