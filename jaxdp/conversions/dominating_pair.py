@@ -110,23 +110,18 @@ def _points(epsilons: Real, deltas: Real, symmetric: bool) -> tuple[np.ndarray, 
     eps, delta, least = eps[order], delta[order], least[order]
     excess = np.maximum(delta - least, 0.0) * (1 + _MARGIN) + 8 * ULP * least
     if symmetric:
-        eps, excess = _mirrored(eps, excess)
+        # Add the images at -eps. The excess H - (1-a)_+ at 1/a is the excess at a, divided by a. SMALLEST is added
+        # because a positive product may underflow to 0.
+        image = excess * np.exp(-eps) * (1 + 8 * ULP) + np.where(excess > 0, SMALLEST, 0.0)
+        eps, position = np.unique(np.concatenate([eps, -eps]), return_inverse=True)
+        both, excess = np.concatenate([excess, image]), np.full(eps.size, np.inf)
+        np.minimum.at(excess, position, both)
     # Move the ratio away from 1. The excess remains an upper bound: above 1 it is H, which decreases in a; below 1 it
     # is H + a - 1, which increases in a.
     ratio = np.exp(eps) * (1 + 8 * ULP * np.sign(eps))
     excess = np.minimum(excess, np.minimum(1.0, ratio))
     order = np.lexsort((-excess, ratio))
     return ratio[order], excess[order]
-
-
-def _mirrored(eps: np.ndarray, excess: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The points and their images at -eps. The excess H - (1-a)_+ at 1/a is the excess at a, divided by a."""
-    unique, position = np.unique(np.concatenate([eps, -eps]), return_inverse=True)
-    smallest = np.full(unique.size, np.inf)
-    # SMALLEST is added because a positive product may underflow to 0.
-    image = excess * np.exp(-eps) * (1 + 8 * ULP) + np.where(excess > 0, SMALLEST, 0.0)
-    np.minimum.at(smallest, position, np.concatenate([excess, image]))
-    return unique, smallest
 
 
 def _hull(ratio: np.ndarray, excess: np.ndarray) -> tuple[list[int], list[tuple[int, int]]]:
@@ -252,17 +247,14 @@ def grid_pairs(p_mass: Real, q_mass: Real, edge_losses: Real) -> GridPairs:
         low, high = np.exp(np.minimum(edges[:-1], 709.0)) * (1 - _WIDEN), np.exp(edges[1:]) * (1 + _WIDEN)
         inside = (p >= low * q * (1 - 1e-9)) & ((p <= high * q * (1 + 1e-9)) | np.isinf(high))
     validate.reject("p_mass", p, ~inside, "between q_mass * exp(edge_loss) at the two edges of its cell")
-    return GridPairs(DiscretePair(p, q), _spread(p, q, low, high))
-
-
-def _spread(p: np.ndarray, q: np.ndarray, low: np.ndarray, high: np.ndarray) -> DiscretePair:
-    """The pair with each cell split into two outcomes of ratio p / q = low and high; the cell's masses are kept."""
+    # each cell is split into two outcomes of ratio p / q = low and high; the cell's masses are kept
     infinite = np.isinf(high)
     top = np.where(infinite, 1.0, high)
     bottom = np.where(infinite, 0.0, low)
     q_high = np.where(infinite, 0.0, np.clip((p - bottom * q) / (top - bottom), 0.0, q))
     p_high = np.where(infinite, np.maximum(p - low * q, 0.0), top * q_high)
-    return DiscretePair(np.concatenate([p - p_high, p_high]).clip(0.0), np.concatenate([q - q_high, q_high]))
+    upper = DiscretePair(np.concatenate([p - p_high, p_high]).clip(0.0), np.concatenate([q - q_high, q_high]))
+    return GridPairs(DiscretePair(p, q), upper)
 
 
 _RELATIONS = ("remove", "add", "replace_one")
@@ -348,7 +340,6 @@ def sampled_pair(
     Returns a DiscretePair, an upper bound in both orders. Raises ValueError.
     Reference: Zhu, Dong, Wang 2022, Corollary 31.
     """
-    losses = validate.real_array("epsilons", epsilons)
     validate.one("sampling_probability", sampling_probability, PROBABILITY)
-    deltas = sampled_delta(base_delta, losses, sampling_probability, relation)
+    deltas = sampled_delta(base_delta, epsilons, sampling_probability, relation)
     return pair_from_profile(epsilons, deltas, symmetric=relation == "replace_one")

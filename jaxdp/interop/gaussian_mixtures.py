@@ -40,41 +40,37 @@ class GaussianMixtures(FiniteLaw):
     relations: ClassVar[tuple[Relation, ...]] = ("add_or_remove", "add", "remove")
     exact: ClassVar[bool] = False
 
+    def _edges(self) -> Array:
+        """Edges of the cells: equal narrow cells where the mass is, wider cells beyond."""
+        largest = xp.max(xp.asarray(self.shifts))
+        inner = -_NEAR + (largest + 2 * _NEAR) * xp.arange(_INNER_CELLS) / _INNER_CELLS
+        outer = (_FAR - _NEAR) * xp.arange(_OUTER_CELLS) / _OUTER_CELLS
+        return xp.concatenate([-_FAR + outer, inner, largest + _NEAR + outer, xp.full(1, largest + _FAR)])
+
     def part(self, direction: str) -> Part:
         """The law of the loss for the pair or the swapped pair; P and Q have mass below 1e-290 beyond the cells."""
-        loss, log_q, blur = _law(xp.asarray(self.shifts), xp.asarray(self.probabilities))
+        shifts, log_p, edges = xp.asarray(self.shifts), log_mass(xp.asarray(self.probabilities)), self._edges()
+        # at the edges of the cells: the losses, and below the log masses under Q
+        parts = log_p + edges[:, None] * shifts - 0.5 * shifts**2
+        loss = xp.logsumexp(parts, axis=1)
+        left, width = edges[:-1], xp.diff(edges)
+        posterior = (parts - loss[:, None])[:-1, None, :]
+        ahead = width[:, None] * _NODES
+        x = left[:, None] + ahead
+        log_density = -0.5 * x * x - 0.5 * np.log(2 * np.pi) + xp.log(width)[:, None] + np.log(_WEIGHTS)
+        # an outcome x in the cell [a, b] moves to b with share (r(x) - r(a)) / (r(b) - r(a)), else to a; all terms > 0
+        whole = _growth(posterior, shifts, width[:, None])
+        to_right = _growth(posterior, shifts, ahead) - whole
+        to_left = _growth(posterior + shifts * ahead[..., None], shifts, width[:, None] * (1 - _NODES)) - whole
+        log_right, log_left = (xp.logsumexp(log_density + share, axis=1) for share in (to_right, to_left))
+        log_q = at_edges(log_left, log_right)
+        # errors: rounding of every exponent in the sums above, and of the eight-node quadrature
+        size = -log_p + xp.abs(edges[:, None]) * shifts + 0.5 * shifts**2
+        size = xp.max(xp.where(log_p > -xp.inf, size, 0.0), axis=1)
+        fall = xp.max(width) * (xp.max(xp.abs(edges)) + xp.max(shifts) + 4.0)
+        blur = 64 * ULP * (4 + size + 0.5 * edges**2) + 4 * gauss_error(fall)
         loss, log_weight = (-loss, log_q) if direction == "reverse" else (loss, log_q + loss)
         return Part(loss, log_weight, blur, _TAIL, _TAIL)
-
-
-def _law(shifts: Array, probabilities: Array) -> tuple[Array, Array, Array]:
-    """(losses, log masses under Q, error bound of both) at the edges of the cells, for one mixture."""
-    edges = _edges(xp.max(shifts))
-    live, log_p = probabilities > 0, log_mass(probabilities)
-    parts = log_p + edges[:, None] * shifts - 0.5 * shifts**2
-    loss = xp.logsumexp(parts, axis=1)
-    left, width = edges[:-1], xp.diff(edges)
-    posterior = (parts - loss[:, None])[:-1, None, :]
-    ahead = width[:, None] * _NODES
-    x = left[:, None] + ahead
-    log_density = -0.5 * x * x - 0.5 * np.log(2 * np.pi) + xp.log(width)[:, None] + np.log(_WEIGHTS)
-    # an outcome x in the cell [a, b] moves to b with share (r(x) - r(a)) / (r(b) - r(a)), else to a; all terms > 0
-    whole = _growth(posterior, shifts, width[:, None])
-    to_right = _growth(posterior, shifts, ahead) - whole
-    to_left = _growth(posterior + shifts * ahead[..., None], shifts, width[:, None] * (1 - _NODES)) - whole
-    log_right, log_left = (xp.logsumexp(log_density + share, axis=1) for share in (to_right, to_left))
-    log_q = at_edges(log_left, log_right)
-    # errors: rounding of every exponent in the sums above, and of the eight-node quadrature
-    size = xp.max(xp.where(live, -log_p + xp.abs(edges[:, None]) * shifts + 0.5 * shifts**2, 0.0), axis=1)
-    fall = xp.max(width) * (xp.max(xp.abs(edges)) + xp.max(shifts) + 4.0)
-    return loss, log_q, 64 * ULP * (4 + size + 0.5 * edges**2) + 4 * gauss_error(fall)
-
-
-def _edges(largest: Array) -> Array:
-    """Edges of the cells: equal narrow cells where the mass is, wider cells beyond."""
-    inner = -_NEAR + (largest + 2 * _NEAR) * xp.arange(_INNER_CELLS) / _INNER_CELLS
-    outer = (_FAR - _NEAR) * xp.arange(_OUTER_CELLS) / _OUTER_CELLS
-    return xp.concatenate([-_FAR + outer, inner, largest + _NEAR + outer, xp.full(1, largest + _FAR)])
 
 
 def _growth(log_weight: Array, shifts: Array, step: Array) -> Array:
