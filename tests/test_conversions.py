@@ -73,6 +73,14 @@ def test_cks_epsilon_is_the_published_one_and_classic_is_never_smaller():
     assert classic > cks
 
 
+def test_a_traced_target_that_is_nan_gets_the_vacuous_bound():
+    curve = [2.0, 8.0], np.array([0.25, 1.0])
+    with jax.enable_x64(True):
+        for convert, vacuous in ((cv.optimal_delta_from_rdp, 1.0), (cv.optimal_epsilon_from_rdp, np.inf)):
+            assert jax.jit(lambda target, convert=convert: convert(*curve, target))(np.nan) == vacuous
+        assert jax.jit(lambda rate: cv.tradeoff_from_rdp(*curve, rate))(np.nan) == 0.0
+
+
 def test_epsilon_and_delta_conversions_are_inverse_at_a_fixed_order():
     eps = cv.epsilon_from_rdp([3.0], [1.5], [1e-3, 1e-9])
     back = cv.delta_from_rdp([3.0], np.full((2, 1), 1.5), eps)

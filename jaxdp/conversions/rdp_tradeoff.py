@@ -152,7 +152,8 @@ def _delta_kernel(orders, forward, backward, infinity, eps):
     value, _ = _delta_and_slope(curve, jnp.where(inside, eps, 0.0))
     far = jnp.min(delta_at_order(*_above_one(orders, forward), eps, 0.0, 1.0))
     value = jnp.where(eps <= -_FAR, 1.0, jnp.where(eps >= _FAR, far, value))
-    return jnp.where(_valid(curve, infinity), jnp.minimum(1.0, (raised(infinity)[0] + value) * (1 + 8 * ULP)), 1.0)
+    good = _valid(curve, infinity) & ~jnp.isnan(eps)
+    return jnp.where(good, jnp.minimum(1.0, (raised(infinity)[0] + value) * (1 + 8 * ULP)), 1.0)
 
 
 def _above_one(orders: jax.Array, forward: jax.Array) -> tuple[jax.Array, jax.Array]:
