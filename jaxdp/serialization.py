@@ -113,7 +113,12 @@ def strict(value: object) -> object:
 def _decoded(name: str, value: Any, numeric: bool) -> Any:
     """The field value for a JSON value. numeric: whether the field holds numbers or mechanisms, not configuration."""
     if isinstance(value, dict):
-        return _empty(name, value["empty"]) if set(value) == {"empty"} else _record(name, value)
+        if set(value) != {"empty"}:
+            return _record(name, value)
+        shape = value["empty"]
+        if not isinstance(shape, list) or 0 not in shape or any(type(size) is not int or size < 0 for size in shape):
+            raise ValueError(f'{name}: "empty" must be a shape, whole numbers >= 0 of which one is 0; got {shape!r}.')
+        return np.zeros(shape)
     if isinstance(value, list) and all(isinstance(each, dict) and "class" in each for each in value):
         return tuple(_decoded(name, each, numeric) for each in value)
     if not numeric or value is None:
@@ -127,12 +132,6 @@ def _decoded(name: str, value: Any, numeric: bool) -> Any:
             raise ValueError(f"{name} must be an array of numbers, every row as long as the others.")
         return array
     return _number(name, value)
-
-
-def _empty(name: str, shape: Any) -> np.ndarray:
-    if not isinstance(shape, list) or 0 not in shape or any(type(size) is not int or size < 0 for size in shape):
-        raise ValueError(f'{name}: "empty" must be a shape, whole numbers >= 0 of which one is 0; got {shape!r}.')
-    return np.zeros(shape)
 
 
 def _number(name: str, value: Any) -> Any:

@@ -3,9 +3,8 @@
 Each function says which arguments must be upper bounds and which must be lower bounds. As a function of a = e^eps the
 profile H(a) = delta(log a) is convex and decreasing with H(0) = 1, so its values at points bound it between the points.
 
-`levy_cdf`, `levy_delta` and `quadrature_log_characteristic` invert characteristic functions as Zhu, Dong, Wang 2022 do.
-They serve comparison and teaching and are NOT certified. `jaxdp.delta` and `jaxdp.epsilon` use a contour sum instead:
-its error is bounded from both sides, and it does not subtract two numbers near 1 to obtain a small delta.
+`levy_cdf`, `levy_delta` and `quadrature_log_characteristic` serve comparison and teaching and are NOT certified. The
+contour sum of `jaxdp.delta` is, and it does not subtract two numbers near 1 to obtain a small delta.
 """
 
 from __future__ import annotations

@@ -248,7 +248,15 @@ def _summed(gradients: Any, mask: jax.Array, bound: Any, *, axes: tuple[tuple[st
     rows = [jnp.where(keep[:, None], r, 0.0) for r in rows]
     weight = keep.astype(jnp.float32)
     if bound is not None:
-        weight = weight * _clip_factor(rows, bound, axes)
+        # Divide by the largest entry before squaring: the square of 1e20 overflows float32, and the factor would be 0.
+        # XLA may multiply by the reciprocal instead: outside these limits it, or the product below, would underflow.
+        largest = [jnp.max(jnp.abs(r), axis=1, initial=0.0) for r in rows]
+        largest = [jax.lax.pmax(each, names) if names else each for each, names in zip(largest, axes, strict=True)]
+        unit = jnp.clip(jnp.stack(largest).max(0), 2.0**-100, 2.0**100)
+        square = summed([jnp.sum(jnp.square(r / unit[:, None]), axis=1) for r in rows], axes)
+        factor = jnp.minimum(1.0, bound / unit / jnp.maximum(jnp.sqrt(square), 1e-30))
+        # subnormal numbers have too few digits
+        weight = weight * jnp.where(factor >= jnp.finfo(jnp.float32).tiny, factor, 0.0)
     total = [jnp.matmul(weight, r, precision=jax.lax.Precision.HIGHEST) for r in rows]
     total = [each.reshape(g.shape[1:]) for each, g in zip(total, leaves, strict=True)]
     return jax.tree.unflatten(treedef, total), jnp.sum(mask & ~finite, dtype=jnp.int32)
@@ -260,14 +268,3 @@ def clipped_gradient_sum(
     """`clip_and_sum` of the gradients of loss(params, example) over a batch of examples."""
     per_example = jax.vmap(jax.grad(loss), in_axes=(None, 0))(params, examples)
     return clip_and_sum(per_example, jnp.asarray(mask), clip_norm, partition)
-
-
-def _clip_factor(rows: list[jax.Array], bound: Any, axes: tuple[tuple[str, ...], ...]) -> jax.Array:
-    # Divide by the largest entry before squaring: the square of 1e20 overflows float32, and the factor would be 0. XLA
-    # may multiply by the reciprocal instead: outside these limits it, or the product below, would underflow to 0.
-    largest = [jnp.max(jnp.abs(r), axis=1, initial=0.0) for r in rows]
-    largest = [jax.lax.pmax(each, names) if names else each for each, names in zip(largest, axes, strict=True)]
-    unit = jnp.clip(jnp.stack(largest).max(0), 2.0**-100, 2.0**100)
-    square = summed([jnp.sum(jnp.square(r / unit[:, None]), axis=1) for r in rows], axes)
-    factor = jnp.minimum(1.0, bound / unit / jnp.maximum(jnp.sqrt(square), 1e-30))
-    return jnp.where(factor >= jnp.finfo(jnp.float32).tiny, factor, 0.0)  # subnormal numbers have too few digits

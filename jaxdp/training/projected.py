@@ -316,10 +316,9 @@ class NoisyProjectedSGD:
 
     def _mu_of_slots(self, steps: int) -> np.ndarray:
         """mu of the examples of each batch of an epoch, (num_batches,); reshuffled: of the worst example, (1,)."""
-        limit, nothing = self._limit(steps), np.zeros(1 if self.order == "reshuffled" else self.num_batches)
         if steps == 0:
-            return nothing
-        constant = self._is_constant()
+            return np.zeros(1 if self.order == "reshuffled" else self.num_batches)
+        limit, constant = self._limit(steps), self._is_constant()
         rows = self._steps(1 if constant else steps)
         whole_epochs = self.order == "reshuffled" and limit % self.num_batches == 0
         if constant and (self.order == "cyclic" or whole_epochs):
@@ -329,8 +328,6 @@ class NoisyProjectedSGD:
             # float32 rounding moves a projected iterate out of the ball by less than a relative 1e-6
             diameter = np.inf if self.radius is None else 2 * self.radius * (1 + 1e-6) / shift
             mu = schedule.cyclic_constant_mu(log_k, shift / std, self.num_batches, limit, steps, slots, diameter)
-        elif limit == 0:
-            mu = nothing
         else:
             rows = schedule.Steps(*(np.broadcast_to(column, (steps,)) for column in rows))
             mu_of = schedule.mu_of_slots if self.order == "cyclic" else schedule.reshuffled_mu

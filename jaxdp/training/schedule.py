@@ -139,7 +139,7 @@ def _two_blocks(d: Any, v: Any, last_v: Any) -> Any:
 
 
 def mu_of_slots(schedule: Steps, period: int, data_steps: int) -> np.ndarray:
-    """mu of every slot, (period,), for any public schedule with contractions <= 1, 1 <= data_steps <= its length."""
+    """mu of every slot, (period,), for any public schedule with contractions <= 1, data_steps <= its length."""
     times = np.arange(-(-data_steps // period) * period).reshape(-1, period).T
     return _mu_of_rows(schedule, np.where(times < data_steps, times, schedule.shift.shape[0]))
 
