@@ -6,7 +6,6 @@ import dataclasses
 import importlib
 import json
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -171,11 +170,8 @@ def records_by_name() -> dict[str, type[Mechanism]]:
     """All record classes of jaxdp, by class name."""
     for module in _OTHER_MODULES:
         importlib.import_module(module)
-    ours = (cls for cls in _subclasses(Mechanism) if cls.__module__.startswith("jaxdp."))
+    classes: list[type[Mechanism]] = [Mechanism]
+    for cls in classes:  # the list grows: subclasses of subclasses follow
+        classes += cls.__subclasses__()
+    ours = (cls for cls in classes if cls.__module__.startswith("jaxdp."))
     return {cls.__name__: cls for cls in ours if "__dataclass_fields__" in vars(cls)}
-
-
-def _subclasses(cls: type[Mechanism]) -> Iterator[type[Mechanism]]:
-    for each in cls.__subclasses__():
-        yield each
-        yield from _subclasses(each)

@@ -36,8 +36,11 @@ ALL = (*(example for example, _ in EXAMPLES.values()), *MORE)
 def test_every_public_record_is_known_by_a_name_of_its_own():
     known = serialization.records_by_name()
     assert set(EXAMPLES) <= set(known.values()) and set(INTERNAL) <= set(known.values())
-    records = [cls for cls in serialization._subclasses(jaxdp.Mechanism) if "__dataclass_fields__" in vars(cls)]
-    names = [cls.__name__ for cls in set(records) if cls.__module__.startswith("jaxdp.")]
+    classes = [jaxdp.Mechanism]
+    for cls in classes:
+        classes += cls.__subclasses__()
+    records = {cls for cls in classes if "__dataclass_fields__" in vars(cls)}
+    names = [cls.__name__ for cls in records if cls.__module__.startswith("jaxdp.")]
     assert sorted(names) == sorted(known)
 
 

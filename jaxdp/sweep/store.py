@@ -7,7 +7,7 @@ import os
 import pathlib
 import shutil
 import socket
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -58,19 +58,6 @@ def label(name: str) -> dict[str, str]:
     return {"long_name": long_name} | ({"units": units} if units else {})
 
 
-def variable(name: str, verb: str, axes: Collection[str]) -> tuple[str, dict[str, str]]:
-    """Final name and attributes of a variable computed by the jaxdp function named ``verb``.
-
-    A variable without a name of its own ("value") gets the name of the verb. The two sides of a `Bounds` get the
-    attributes of the verb's quantity: "lower" of epsilon_bounds is labelled like "epsilon_lower".
-    """
-    if name == "value" and verb in LABELS and verb not in axes:
-        name = verb
-    quantity = verb.removesuffix("_bounds")
-    sided = name in ("lower", "upper") and quantity in LABELS
-    return name, label(f"{quantity}_{name}" if sided else name)
-
-
 class Memory:
     """The tiles of a sweep without a path, in memory."""
 
@@ -97,11 +84,14 @@ class Memory:
     def finish(self, attributes: dict[str, str]) -> Any:
         """The labelled data set."""
         made_by = provenance.summary([call for _, calls in sorted(self._calls.items()) for call in calls])
-        axes = self._grid.axes
-        data = {}
+        axes, verb, data = self._grid.axes, made_by.get("verb", ""), {}
+        quantity = verb.removesuffix("_bounds")
         for name, array in self._arrays.items():
-            final, attrs = variable(name, made_by.get("verb", ""), axes)
-            data[final] = (tuple(axes), array, attrs)
+            # a variable without a name of its own gets that of the verb
+            final = verb if name == "value" and verb in LABELS and verb not in axes else name
+            # "lower" of epsilon_bounds is labelled like "epsilon_lower"
+            sided = final in ("lower", "upper") and quantity in LABELS
+            data[final] = (tuple(axes), array, label(f"{quantity}_{final}" if sided else final))
         coordinates = {
             name: (name, values if isinstance(values, np.ndarray) else [str(v) for v in values], label(name))
             for name, values in axes.items()
