@@ -196,7 +196,7 @@ def test_a_full_disk_keeps_what_was_written_and_leaves_no_half_file(tmp_path, mo
     real, written = os.fsync, []
 
     def fsync(file):
-        if len(written) == 4:  # the first file holds the fingerprint, the others are three tiles
+        if len(written) == 3:
             raise OSError(errno.ENOSPC, "No space left on device")
         written.append(file)
         real(file)

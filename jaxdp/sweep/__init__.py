@@ -110,8 +110,9 @@ def sweep(
     if target.suffix not in (".nc", ".zarr"):
         raise ValueError(f"path must end in .nc or .zarr, got {str(path)!r}.")
     identity = fingerprint(fn, *grid.axes.items(), grid.steps, *versions().items())
-    with alone(target, require("filelock", "sweep", "sweep").FileLock):
-        store = Folder(xarray, grid, target, identity)
+    parts = target.with_name(target.name + ".parts")
+    with alone(target, parts, require("filelock", "sweep", "sweep").FileLock):
+        store = Folder(xarray, grid, target, parts, identity)
         finished = store.finished()
         return finished if finished is not None else _computed(fn, store, grid, executor, devices, progress)
 

@@ -1,7 +1,6 @@
 """Storage for the tiles of a sweep, in memory and on disk; names and units of the variables."""
 
 import contextlib
-import io
 import json
 import os
 import pathlib
@@ -104,11 +103,14 @@ class Memory:
 
 
 class Folder(Memory):
-    """The tiles of one computation, in memory and on disk: one file per tile in ``<path>.parts``."""
+    """The tiles of one computation, in memory and on disk: one file per tile in the folder ``parts``.
 
-    def __init__(self, xarray: Any, grid: Grid, path: pathlib.Path, identity: str) -> None:
+    identity: the fingerprint of the computation.
+    """
+
+    def __init__(self, xarray: Any, grid: Grid, path: pathlib.Path, parts: pathlib.Path, identity: str) -> None:
         super().__init__(xarray, grid)
-        self._path, self._parts, self._identity = path, parts(path), identity
+        self._path, self._parts, self._identity = path, parts, identity
 
     def finished(self) -> Any:
         """The complete data set of an earlier call. If there is none, read the tiles on disk and return None."""
@@ -121,13 +123,9 @@ class Folder(Memory):
                 ) from None
             self._require_identity(dataset.attrs.get("fingerprint"), self._path)
             return dataset
-        manifest = self._parts / "manifest.json"
-        if manifest.exists():
-            self._require_identity(json.loads(manifest.read_text()).get("fingerprint"), self._parts)
-        else:
-            _write(manifest, json.dumps({"fingerprint": self._identity}).encode())
         for file in self._parts.glob(_TILES):
             with np.load(file) as saved:
+                self._require_identity(str(saved.get("fingerprint")), self._parts)
                 values = dict(zip(saved["names"].tolist(), saved["values"], strict=True))
                 super().keep(int(file.stem), values, json.loads(saved["calls"].item()))
         return None
@@ -145,11 +143,18 @@ class Folder(Memory):
             )
 
     def keep(self, tile: int, values: dict[str, np.ndarray], calls: list[dict[str, str]]) -> None:
-        """Store a tile in memory and on disk."""
+        """Store a tile in memory and on disk, in a file that appears complete or not at all."""
         super().keep(tile, values, calls)
-        file = io.BytesIO()
-        np.savez(file, names=list(values), values=list(values.values()), calls=json.dumps(calls))
-        _write(self._parts / f"{tile:08d}.npz", file.getvalue())
+        draft = self._parts / f"{tile:08d}.{socket.gethostname()}.{os.getpid()}.draft"
+        try:
+            with open(draft, "wb") as file:
+                names, arrays = list(values), list(values.values())
+                np.savez(file, names=names, values=arrays, calls=json.dumps(calls), fingerprint=self._identity)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(draft, self._parts / f"{tile:08d}.npz")
+        finally:
+            draft.unlink(missing_ok=True)
 
     def finish(self, attributes: dict[str, str]) -> Any:
         """The labelled data set, written to its path in one step; the parts are deleted."""
@@ -176,19 +181,13 @@ class Folder(Memory):
 _TILES = "[0-9]*.npz"  # names of the files of finished tiles
 
 
-def parts(path: pathlib.Path) -> pathlib.Path:
-    """The folder beside a result that holds the tiles of an unfinished sweep."""
-    return path.with_name(path.name + ".parts")
-
-
 @contextlib.contextmanager
-def alone(path: pathlib.Path, lock: Callable[[str], Any]) -> Iterator[None]:
+def alone(path: pathlib.Path, folder: pathlib.Path, lock: Callable[[str], Any]) -> Iterator[None]:
     """Context in which no other process sweeps to this path; a process that tries to waits.
 
-    The lock is a file in the folder of parts, which a finishing process removes. A process that was waiting then
-    holds the lock of a removed file; it releases this lock and tries again.
+    folder: the folder of parts. The lock is a file in it, and a finishing process removes the folder. A process that
+    was waiting then holds the lock of a removed file; it releases this lock and tries again.
     """
-    folder = parts(path)
     while True:
         folder.mkdir(parents=True, exist_ok=True)
         held = lock(str(folder / "lock"))
@@ -203,16 +202,3 @@ def alone(path: pathlib.Path, lock: Callable[[str], Any]) -> Iterator[None]:
         if not any(folder.glob(_TILES)):  # no finished tile: nothing to resume from
             shutil.rmtree(folder, ignore_errors=True)
         held.release()
-
-
-def _write(path: pathlib.Path, content: bytes) -> None:
-    """Write a file that appears complete or not at all."""
-    draft = path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}.draft")
-    try:
-        with open(draft, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
