@@ -340,6 +340,7 @@ def sampled_pair(
     Returns a DiscretePair, an upper bound in both orders. Raises ValueError.
     Reference: Zhu, Dong, Wang 2022, Corollary 31.
     """
+    losses = validate.real_array("epsilons", epsilons)
     validate.one("sampling_probability", sampling_probability, PROBABILITY)
-    deltas = sampled_delta(base_delta, epsilons, sampling_probability, relation)
+    deltas = sampled_delta(base_delta, losses, sampling_probability, relation)
     return pair_from_profile(epsilons, deltas, symmetric=relation == "replace_one")
