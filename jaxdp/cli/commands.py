@@ -112,7 +112,7 @@ def _calibrate(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--solve-for must be one of {known}, got {arguments.solve_for!r}.")
     axes = mechanisms.axes_of(arguments, solved_for=wanted)
     axes |= {name: text.parse_range(name, getattr(arguments, name)) for name in ("epsilon", "delta")}
-    bracket = text.parse_bracket(arguments.bracket)
+    bracket = text.parse_pair("--bracket", arguments.bracket, ":", "LOW:HIGH")
 
     def record_at(fixed: dict[str, Any], value: Any) -> Any:
         return mechanisms.build(arguments.mechanism, fixed | {wanted: value})

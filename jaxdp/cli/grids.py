@@ -3,7 +3,6 @@
 import argparse
 import functools
 import os
-import re
 import sys
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 import jaxdp
 from jaxdp import validate
 from jaxdp.cli.mechanisms import add_command, add_mechanism_command, axes_of, build, chosen
-from jaxdp.cli.text import check_ending, check_file, make_folder, parse_range, print_table
+from jaxdp.cli.text import check_ending, check_file, make_folder, parse_pair, parse_range, print_table
 from jaxdp.runtime.extras import require
 from jaxdp.sweep import sweep
 from jaxdp.typing import Relation
@@ -87,7 +86,10 @@ def _plot(arguments: argparse.Namespace) -> None:
     source = arguments.dataset.rstrip("/")
     check_ending("dataset", source, _DATASETS)
     check_file("--out", arguments.out, _PICTURES)
-    size = _parse_size(arguments.size)
+    allowed = "WIDTHxHEIGHT in inches from 1 to 100, such as 6x4"
+    size = parse_pair("--size", arguments.size, "x", allowed)
+    if size is not None and not 1 <= min(size) <= max(size) <= 100:
+        raise ValueError(f"--size must be {allowed}, got {arguments.size!r}.")
     if not os.path.exists(source):
         raise ValueError(f"dataset must be what sweep wrote, got {source!r}: there is no such file.")
     try:
@@ -102,17 +104,6 @@ def _plot(arguments: argparse.Namespace) -> None:
         figure = _curves(loaded, *_chosen_axes(loaded, arguments.x, arguments.lines))
     _save(figure, arguments.out, size)
     print(f"written: {arguments.out}", file=sys.stderr)
-
-
-def _parse_size(text: str | None) -> tuple[float, float] | None:
-    """Width and height from ``WIDTHxHEIGHT``, in inches."""
-    if text is None:
-        return None
-    found = re.fullmatch(r"(\d+\.?\d*)x(\d+\.?\d*)", text)
-    size = (float(found[1]), float(found[2])) if found else (0.0, 0.0)
-    if not 1 <= min(size) <= max(size) <= 100:
-        raise ValueError(f"--size must be WIDTHxHEIGHT in inches from 1 to 100, such as 6x4, got {text!r}.")
-    return size
 
 
 def _save(figure: Any, path: str, size: tuple[float, float] | None) -> None:

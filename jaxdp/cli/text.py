@@ -58,15 +58,15 @@ def _piece(name: str, text: str) -> np.ndarray:
     return np.geomspace(start, stop, count)
 
 
-def parse_bracket(text: str | None) -> tuple[float, float] | None:
-    """(low, high) from ``LOW:HIGH``; None for None."""
+def parse_pair(name: str, text: str | None, between: str, allowed: str) -> tuple[float, float] | None:
+    """The two numbers of a text such as ``6x4``, with "x" as ``between``; None for None."""
     if text is None:
         return None
-    ends = text.split(":")
+    ends = text.split(between)
     if len(ends) != 2:
-        raise ValueError(f"--bracket must be LOW:HIGH, got {text!r}.")
-    low, high = (_number("--bracket", end, "LOW:HIGH") for end in ends)
-    return low, high
+        raise ValueError(f"{name} must be {allowed}, got {text!r}.")
+    first, second = (_number(name, end, allowed) for end in ends)
+    return first, second
 
 
 _ROWS = 24  # most rows of a printed table; a longer one shows its first and last rows
