@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import functools
 import itertools
 import os
 import pathlib
@@ -167,7 +166,10 @@ def _each(
     try:
         while True:
             for argument in itertools.islice(remaining, window - len(waiting)):
-                waiting[submit(fn, argument)] = argument
+                future = submit(fn, argument)
+                if not isinstance(future, concurrent.futures.Future):
+                    raise TypeError(_NOT_AN_EXECUTOR.format(type(getattr(submit, "__self__", submit)).__name__))
+                waiting[future] = argument
             if not waiting:
                 return
             finished, _ = concurrent.futures.wait(waiting, return_when=concurrent.futures.FIRST_COMPLETED)
@@ -187,7 +189,7 @@ def _workers(
         ask_all = getattr(getattr(executor, "_client", None), "run", None)
         if ask_all is not None:  # dask: the releases on all workers are checked before any work
             ask_all(require_versions, versions())
-        return functools.partial(_on_executor, executor), _WAITING
+        return executor.submit, _WAITING
     if devices:
         own = iter(devices)  # each thread takes one, and keeps it as its default device
         enter = lambda: jax.default_device(next(own)).__enter__()  # noqa: E731
@@ -199,11 +201,4 @@ def _workers(
 def _now(fn: Callable[[Any], Any], argument: Any) -> concurrent.futures.Future[Any]:
     future: concurrent.futures.Future[Any] = concurrent.futures.Future()
     future.set_result(fn(argument))
-    return future
-
-
-def _on_executor(executor: Executor, fn: Callable[[Any], Any], argument: Any) -> concurrent.futures.Future[Any]:
-    future = executor.submit(fn, argument)
-    if not isinstance(future, concurrent.futures.Future):
-        raise TypeError(_NOT_AN_EXECUTOR.format(type(executor).__name__))
     return future
