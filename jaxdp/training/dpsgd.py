@@ -13,7 +13,7 @@ import optax
 from jaxdp import validate
 from jaxdp.accounting import epsilon as certified_epsilon
 from jaxdp.calibration import calibrate
-from jaxdp.domains import NOISE, RATE, whole
+from jaxdp.domains import NOISE, PROBABILITY, RATE, whole
 from jaxdp.mechanisms.allocation import RandomAllocation
 from jaxdp.mechanisms.base import Mechanism
 from jaxdp.mechanisms.basic import Gaussian
