@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import tracemalloc
+import types
 
 import jax
 import numpy as np
@@ -257,6 +258,29 @@ def test_the_fingerprint_sees_code_constants_closures_and_globals():
     before = fingerprint(scope["f"])
     scope["rate"] = 2.0
     assert fingerprint(scope["f"]) != before
+
+
+def test_the_fingerprint_sees_which_values_are_the_same_and_how_lists_nest():
+    def total(*three):
+        return lambda a: a + three[0] + three[1] * three[2]
+
+    one, two = np.array([1.0]), np.array([2.0])
+    assert fingerprint(total(one, two, one)) != fingerprint(total(one, two, two))
+    assert fingerprint([[1], 2]) != fingerprint([[1, 2]])
+
+
+def test_the_fingerprint_sees_the_users_modules():
+    """`settings.RATE` and `settings.scaled(a)`: another rate or formula is another computation."""
+
+    def of(source, function):
+        settings = types.ModuleType("settings")
+        settings.__file__ = "settings.py"
+        exec(source, vars(settings))
+        return fingerprint(eval(function, {"__name__": "__main__", "settings": settings, "np": np}))
+
+    rate, scaled = "lambda a: np.exp(a * settings.RATE)", "lambda a: settings.scaled(a)"
+    assert of("RATE = 1.0", rate) == of("RATE = 1.0; OTHER = 2.0", rate) != of("RATE = 2.0", rate)
+    assert of("def scaled(a): return 2 * a", scaled) != of("def scaled(a): return 3 * a", scaled)
 
 
 def test_a_bad_value_at_the_end_of_the_grid_is_refused_before_the_long_run():

@@ -2,7 +2,10 @@
 
 import functools
 import hashlib
+import pathlib
+import sysconfig
 import types
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -16,7 +19,8 @@ def fingerprint(*values: Any) -> str:
     """SHA-256, as hex, of functions (code, defaults, closure, globals used), arrays, records and plain values.
 
     Within one Python version equal computations have equal hashes. A changed constant, closure value or global number
-    changes the hash. An object of an unknown class is hashed by its class name and its `vars`, a class by its methods.
+    changes the hash, also one of the user's modules (`settings.RATE`) that is imported outside the function. An object
+    of an unknown class is hashed by its class name and its `vars`, a class by its methods.
     """
     digest = hashlib.sha256()
     for value in values:
@@ -24,18 +28,20 @@ def fingerprint(*values: Any) -> str:
     return digest.hexdigest()
 
 
-def _feed(digest: Any, value: Any, seen: dict[int, Any]) -> None:
+def _feed(digest: Any, value: Any, seen: dict[int, tuple[int, Any]]) -> None:
     digest.update(f"<{type(value).__name__}>".encode())
     if isinstance(value, (str, bytes, int, float, complex, bool, type(None), np.generic)):
         digest.update(repr(value).encode())
         return
     if id(value) in seen:
+        digest.update(str(seen[id(value)][0]).encode())  # which of the earlier values it is
         return
-    seen[id(value)] = value  # keeps the value alive: Python reuses the id of a freed object
+    seen[id(value)] = len(seen), value  # keeps the value alive: Python reuses the id of a freed object
     if isinstance(value, (np.ndarray, jax.Array)):
         array = np.asarray(value)
         digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
     elif isinstance(value, (list, tuple, set, frozenset, dict)):
+        digest.update(str(len(value)).encode())  # [[1], 2] is not [[1, 2]]
         items = sorted(value.items(), key=repr) if isinstance(value, dict) else value
         for item in sorted(items, key=repr) if isinstance(items, (set, frozenset)) else items:
             _feed(digest, item, seen)
@@ -54,8 +60,28 @@ def _feed_function(digest: Any, function: types.FunctionType, seen: dict[int, An
     _feed(digest, (function.__defaults__, function.__kwdefaults__), seen)
     for cell in function.__closure__ or ():
         _feed(digest, cell.cell_contents, seen)
-    for name in sorted(_names(function.__code__) & function.__globals__.keys()):
-        _feed(digest, (name, function.__globals__[name]), seen)
+    _feed_names(digest, _names(function.__code__), function.__globals__, seen)
+
+
+def _feed_names(
+    digest: Any, names: set[str], scope: Mapping[str, Any], seen: dict[int, Any], inside: tuple[Any, ...] = ()
+) -> None:
+    """The values of the names that the scope has; of a module of the user, the attributes that are among the names."""
+    for name in sorted(names & scope.keys()):
+        value = scope[name]
+        _feed(digest, (name, value), seen)
+        if isinstance(value, types.ModuleType) and _is_of_user(value) and value not in inside:
+            _feed_names(digest, names, vars(value), seen, (*inside, value))
+
+
+def _is_of_user(module: types.ModuleType) -> bool:
+    """Whether a module is neither installed, nor part of Python, nor one of the packages that are not hashed."""
+    file = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
+    if file is None or module.__name__.split(".")[0] in _OPAQUE:
+        return False
+    path = pathlib.Path(file)
+    installed = {"site-packages", "dist-packages"} & set(path.parts)
+    return not installed and not path.is_relative_to(sysconfig.get_paths()["stdlib"])
 
 
 def _names(code: types.CodeType) -> set[str]:
