@@ -192,6 +192,19 @@ def test_an_interrupted_sweep_goes_on_without_computing_a_chunk_twice(tmp_path):
     np.testing.assert_array_equal(dataset.value, axis**2)
 
 
+def test_a_tile_whose_file_is_damaged_is_computed_again(tmp_path):
+    axis = np.arange(50.0)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(Counted(fail_at=40.0, error=KeyboardInterrupt()), a=axis, batch_size=10, path=tmp_path / "grid.nc")
+    files = sorted((tmp_path / "grid.nc.parts").glob("*.npz"))
+    files[0].write_bytes(b"")
+    files[1].write_bytes(files[1].read_bytes()[:100])
+    again = Counted()
+    dataset = sweep(again, a=axis, batch_size=10, path=tmp_path / "grid.nc")
+    np.testing.assert_array_equal(np.concatenate(again.calls), [*axis[:20], *axis[40:]])
+    np.testing.assert_array_equal(dataset.value, axis**2)
+
+
 def test_a_full_disk_keeps_what_was_written_and_leaves_no_half_file(tmp_path, monkeypatch):
     path, axis = tmp_path / "grid.nc", np.arange(50.0)
     real, written = os.fsync, []

@@ -1,6 +1,7 @@
 """Storage for the tiles of a sweep, in memory and on disk; names and units of the variables."""
 
 import contextlib
+import io
 import json
 import os
 import pathlib
@@ -124,10 +125,14 @@ class Folder(Memory):
             self._require_identity(dataset.attrs.get("fingerprint"), self._path)
             return dataset
         for file in self._parts.glob(_TILES):
-            with np.load(file) as saved:
-                self._require_identity(str(saved.get("fingerprint")), self._parts)
-                values = dict(zip(saved["names"].tolist(), saved["values"], strict=True))
-                super().keep(int(file.stem), values, json.loads(saved["calls"].item()))
+            try:
+                with np.load(io.BytesIO(file.read_bytes())) as saved:
+                    values = dict(zip(saved["names"].tolist(), saved["values"], strict=True))
+                    calls, identity = json.loads(saved["calls"].item()), saved["fingerprint"].item()
+            except Exception:  # of any kind: the file is damaged, and its tile is computed again
+                continue
+            self._require_identity(identity, self._parts)
+            super().keep(int(file.stem), values, calls)
         return None
 
     def _open(self) -> Any:
