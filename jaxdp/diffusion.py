@@ -276,7 +276,8 @@ def calibrate_ornstein_uhlenbeck(rdp: Real, sensitivity: Real, radius: Real, dim
     )
     with np.errstate(over="ignore", invalid="ignore"):
         theta = np.log1p(d * moved**2 / (2 * level * bound**2))
-        rho = np.sqrt(theta / (2 * level * np.expm1(2 * theta))) * moved
+        # rounded up: less noise would not be (alpha, alpha rdp)-RDP
+        rho = np.sqrt(theta / (2 * level * np.expm1(2 * theta))) * moved * (1 + 8 * ULP)
     level, fit = np.broadcast_arrays(level, (theta > 0) & np.isfinite(theta) & (rho > 0) & np.isfinite(rho))
     validate.reject("rdp", level, ~fit, "such that theta and rho are > 0 and finite in float64")
     error = ornstein_uhlenbeck_mse(theta, rho, 1.0, bound, d)
