@@ -73,6 +73,22 @@ FIRST = {
         f"print(dp_accounting.calibrate_dp_mechanism(pld.PLDAccountant, lambda sigma: {PLD_DPSGD}, 1.0, 1e-5, "
         "dp_accounting.ExplicitBracketInterval(0.5, 10.0), tol=1e-6))",
     ),
+    "1000 random DP-SGD settings, both directions": (
+        "import numpy as np; random = np.random.default_rng(0).uniform\n"
+        "q, steps, delta = 10 ** random(-4, -1, 1000), np.round(10 ** random(2, 5, 1000)), 10 ** random(-9, -5, 1000)\n"
+        "steps = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(random(0.5, 10, 1000)), q), steps)\n"
+        "print(jaxdp.epsilon(steps, delta).max())",
+        "",
+    ),
+    "trade-off curve of DP-SGD, 50 rates": (
+        f"import numpy as np; sigma = 1.0; print(jaxdp.tradeoff({DPSGD}, np.linspace(0.01, 0.99, 50)))",
+        "",
+    ),
+    "300 distinct mechanisms": (
+        "parts = [jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(1 + i / 100), 0.01), i) for i in range(1, 301)]\n"
+        "print(jaxdp.epsilon(jaxdp.compose(*parts), 1e-6))",
+        "",
+    ),
     "ten composed shuffled rounds": (
         "rounds = jaxdp.repeat(jaxdp.Shuffled(jaxdp.RandomizedResponse(1.0, 10), 10**5), 10)\n"
         "print(jaxdp.epsilon(rounds, 1e-6))",

@@ -72,6 +72,8 @@ def _by_numpy(stacks: Any, *_: Any, effort: Effort, direction: str, **__: Any) -
     points = min(384, 2**24 // effort.nodes)
     if (many(stacks) or mechanisms >= 32) and _at_once(stacks, effort=effort, direction=direction) > 1:
         points = max(points, 2**21 // (512 + effort.nodes))
+        in_closed_form = sum(times.shape[1] for record, times in stacks if not is_sampled_gaussian(record))
+        mechanisms -= in_closed_form * 15 // 16
     # At least one point, to compare the program with, unless NumPy takes too long for one.
     return max(points // mechanisms, min(256 // mechanisms, 1))
 
