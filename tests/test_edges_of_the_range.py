@@ -385,6 +385,7 @@ NEXT_TO_LARGEST = {
     "Laplace": (jaxdp.Laplace, 0.5, 1e-9, -4.0, -2.0),
     "several rounds": (lambda e: jaxdp.repeat(jaxdp.PureDP(e), 3), 1.0, 1e-12, 3.0, -((1 + np.exp(-1)) ** 3)),
     "delta 0": (lambda e: jaxdp.repeat(jaxdp.PureDP(e), 3), 1.0, 0.0, 3.0, -((1 + np.exp(-1)) ** 3)),
+    "large losses": (lambda e: jaxdp.repeat(jaxdp.PureDP(e), 2), 8.0, 1e-12, 2.0, -((1 + np.exp(-8)) ** 2)),
     "its own delta": (lambda e: jaxdp.ApproximateDP(e, 1e-4), 1.0, 1e-4, 1.0, -(1 + np.exp(-1)) / (1 - 1e-4)),
     "two mechanisms": (
         lambda e: jaxdp.compose(jaxdp.RandomizedResponse(e, 3), jaxdp.RandomizedResponse(0.7)),
@@ -400,7 +401,10 @@ NEXT_TO_LARGEST = {
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    [name if name == "several rounds" else pytest.param(name, marks=pytest.mark.thorough) for name in NEXT_TO_LARGEST],
+    [
+        name if name in ("several rounds", "large losses") else pytest.param(name, marks=pytest.mark.thorough)
+        for name in NEXT_TO_LARGEST
+    ],
 )
 def test_derivatives_next_to_the_largest_loss_are_those_of_its_mass(name):
     make, number, small, by_number, by_delta = NEXT_TO_LARGEST[name]
@@ -418,6 +422,15 @@ def test_where_epsilon_is_a_loss_the_derivative_of_delta_is_the_one_to_the_right
     lie = 1 / (1 + math.exp(0.1))
     truth = -sum(math.comb(20, k) * lie ** (20 - k) * (1 - lie) ** k for k in range(10))
     assert slope == pytest.approx(truth, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_several_losses_closer_to_the_largest_than_1e_4_all_count_in_the_derivative():
+    """Three randomized responses of 1e-5 have the losses 3e-5 and 1e-5 above epsilon = 5e-6."""
+    with jax.enable_x64(True):
+        mechanism = jaxdp.repeat(jaxdp.RandomizedResponse(1e-5), 3)
+        slope = float(jax.grad(lambda epsilon: jaxdp.delta(mechanism, epsilon))(5e-6))
+    assert slope == pytest.approx(-0.5, rel=1e-4)
 
 
 @pytest.mark.thorough

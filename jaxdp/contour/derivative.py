@@ -35,9 +35,11 @@ def log_delta(make: Callable[[Any], Spectrum], params: Any, eps: jax.Array, effo
     there is the one to the right. Just below a largest loss with positive mass, rounding leaves no digit of the sum:
     there delta is taken from this mass alone.
     """
+    spectrum = make(params)
+    near, log_near = (False, 0.0) if spectrum.sampled else _next_to_largest(spectrum, eps)
+    eps = xp.where(near, eps - 2 * _NEAR, eps)  # the sum is not used there, but its derivative would be NaN
     frozen = xp.stop_gradient((params, eps))
     plan, _ = xp.stop_gradient(plan_delta(make(frozen[0]), frozen[1], effort.quadrature, xp.zeros(())))
-    spectrum = make(params)
     if spectrum.sampled and spectrum.gaussian:
         return _sampled(spectrum, plan, effort.quadrature, eps)
     level, value, period = (_lattice if effort.lattice else _line)(spectrum, plan, effort, eps)
@@ -49,12 +51,11 @@ def log_delta(make: Callable[[Any], Spectrum], params: Any, eps: jax.Array, effo
     # where e^eps is large the difference may be negative, and 0 is the better estimate of the alias
     alias = xp.maximum(first * (1 - spectrum.infinity) - second * (1 - spectrum.reverse_infinity), 0.0)
     total = value * xp.exp(level - reference) - alias + spectrum.infinity * xp.exp(-reference)
-    plain = reference + xp.log(xp.where(total > 0, total, 1.0))
-    return plain if spectrum.sampled else _next_to_largest(spectrum, eps, plain)
+    return xp.where(near, log_near, reference + xp.log(xp.where(total > 0, total, 1.0)))
 
 
-def _next_to_largest(spectrum: Spectrum, eps: jax.Array, plain: jax.Array) -> jax.Array:
-    """log(infinity + p (1 - e^(eps - top))) where eps is close to top, the largest loss, of mass p; elsewhere plain."""
+def _next_to_largest(spectrum: Spectrum, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Whether eps is close to top, the largest loss, of mass p > 0; log(infinity + p (1 - e^(eps - top))) there."""
     top = xp.where(xp.isfinite(spectrum.top), spectrum.top, 0.0)
 
     def log_mass(z: float) -> jax.Array:
@@ -65,11 +66,12 @@ def _next_to_largest(spectrum: Spectrum, eps: jax.Array, plain: jax.Array) -> ja
         return xp.minimum(k - z * top, 0.0)
 
     log_p, farther = log_mass(_FAR), xp.stop_gradient(log_mass(10 * _FAR))
-    left = top - eps
-    near = (spectrum.top < xp.inf) & (left > -_ROUNDED) & (left < _NEAR) & (xp.abs(farther - log_p) < 1e-3)
+    left, spacing = top - eps, spectrum.lattice[1] if spectrum.lattice else xp.inf
+    near = (left > -_ROUNDED) & (left < xp.minimum(_NEAR, spacing))
+    near = near & (spectrum.top < xp.inf) & (xp.abs(farther - log_p) < 1e-3)
     positive = left + xp.stop_gradient(xp.maximum(left, _LEAST_LEFT) - left)  # max(left, _LEAST_LEFT), slope 1 in left
     total = spectrum.infinity + xp.exp(log_p) * -xp.expm1(-positive)
-    return xp.where(near, xp.log(xp.where(near, total, 1.0)), plain)
+    return near, xp.log(xp.where(near, total, 1.0))
 
 
 def _line(spectrum: Spectrum, plan: Plan, effort: Effort, eps: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
