@@ -120,7 +120,7 @@ def _log_power(steps: Any, scale: Any, c: Any) -> Any:
     top = xp.maximum(whole[_PEAK], below)
     rounded = 1e-10 + 4 * _ROUNDING * xp.minimum(steps, xp.exp(w[1:]))
     fall = whole[:-1] - whole[1:] - rounded
-    above = xp.exp(whole[1:] - top) / xp.expm1(xp.where(fall > 1e-9, fall, 1e-9))
+    above = xp.exp(whole[1:] - top) / xp.expm1(xp.clip(fall, 1e-9, 600.0))  # no overflow, whose slope is NaN
     sums = xp.exp(below - top) + xp.cumsum(xp.exp(terms - top))[1:] + above
     total = top + xp.log(step) + xp.log(xp.min(xp.where(fall > 1e-9, sums, xp.inf)))
     gamma = xp.log(c + 3) + _AROUND * step

@@ -147,5 +147,6 @@ class RandomAllocation(Mechanism):
         total = (self.times - num_larger) * moment(size) + xp.cond(
             num_larger > 0, lambda steps: num_larger * moment(steps), lambda steps: 0.0 * steps, size + 1
         )
-        amplified = xp.maximum(total / (order - 1), SMALLEST)
-        return xp.where(amplified < known, amplified, known)
+        amplified = total / (order - 1) < known
+        # an infinite total must not be divided: the derivative of its quotient by the order is not finite
+        return xp.where(amplified, xp.maximum(xp.where(amplified, total, 1.0) / (order - 1), SMALLEST), known)
