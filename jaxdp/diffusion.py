@@ -126,7 +126,7 @@ class BrownianMotion(GaussianMechanism):
 
     def mse(self, dimension: Real) -> Array:
         """Mean squared error 2 t d of one release of d coordinates."""
-        return 2 * np.asarray(self.time) * dimension
+        return _brownian_mse(self.time, dimension)
 
 
 @record
@@ -180,6 +180,11 @@ class OrnsteinUhlenbeck(GaussianMechanism):
     def mse(self, norm: Real, dimension: Real) -> Array:
         """Mean squared error of one release of a value with the given L2 norm, see `ornstein_uhlenbeck_mse`."""
         return ornstein_uhlenbeck_mse(self.theta, self.rho, self.time, norm, dimension)
+
+
+@theorem(time=POSITIVE, dimension=whole(1))
+def _brownian_mse(time, dimension):
+    return 2 * time * dimension
 
 
 @theorem(time=POSITIVE, sensitivity=POSITIVE)

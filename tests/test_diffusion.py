@@ -199,6 +199,14 @@ def test_calibrated_noise_is_never_too_small():
             assert mpmath.mpf(theta) / (2 * mpmath.mpf(rho) ** 2 * mpmath.expm1(2 * mpmath.mpf(theta))) <= target
 
 
+def test_the_error_of_brownian_motion_differentiates_and_checks_the_dimension():
+    assert BrownianMotion([0.5, 2.0]).mse(3).tolist() == [3.0, 12.0]
+    with jax.enable_x64(True):
+        assert float(jax.grad(lambda time: BrownianMotion(time).mse(3))(2.0)) == 6.0
+    with pytest.raises(ValueError, match="dimension must be a whole number >= 1"):
+        BrownianMotion(2.0).mse(-1)
+
+
 @pytest.mark.parametrize("rdp, sensitivity", [(1e-300, 1e200), (1e300, 1e-200)])
 def test_a_calibration_beyond_the_range_of_doubles_is_refused_by_its_own_argument(rdp, sensitivity):
     with pytest.raises(ValueError, match="rdp must be such that"):
