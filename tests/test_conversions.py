@@ -196,6 +196,25 @@ def test_conversions_trace_and_differentiate_with_x64_and_refuse_without():
         assert np.isclose(slope, (eps(0.5 + 1e-6) - eps(0.5 - 1e-6)) / 2e-6, rtol=1e-6)
 
 
+@pytest.mark.parametrize("convert, target", [(cv.epsilon_from_rdp, 1e-6), (cv.delta_from_rdp, 3.0)])
+def test_a_conversion_that_searches_the_orders_of_a_curve_traces_and_differentiates(convert, target):
+    def bound(rho, at):
+        return convert(None, lambda order: rho * order, at)
+
+    def by_numpy(rho):
+        return convert(None, lambda order: rho * np.asarray(order), target)
+
+    with jax.enable_x64(True):
+        slopes = jax.grad(bound, argnums=(0, 1))(0.5, target)
+        compiled = jax.jit(bound)(0.5, np.array([target, 2 * target]))
+        alone = jax.grad(lambda at: convert(None, lambda order: 0.5 * np.log(order), at))(target)
+    h = 1e-4 * target
+    np.testing.assert_allclose(slopes[0], (by_numpy(0.5 + 1e-5) - by_numpy(0.5 - 1e-5)) / 2e-5, rtol=1e-4)
+    np.testing.assert_allclose(slopes[1], (bound(0.5, target + h) - bound(0.5, target - h)) / (2 * h), rtol=1e-4)
+    np.testing.assert_allclose(compiled, bound(0.5, np.array([target, 2 * target])), rtol=1e-9)
+    assert np.isfinite(alone)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

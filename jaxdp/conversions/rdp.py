@@ -85,7 +85,8 @@ def epsilon_from_rdp(
 
     orders: a > 1, on the last axis. None, with a callable renyi: orders from 1.001 to 1e6 are searched.
     renyi: upper bounds rho_a of the Renyi divergence in nats, orders on the last axis, inf where unknown; or a callable
-        that maps an array of orders elementwise to an array of the same shape.
+        that maps an array of orders elementwise to an array of the same shape. Under jit or vmap, with orders=None, the
+        orders that it gets are traced.
     delta: in [0, 1]; broadcasts with the leading axes of renyi.
     infinity_mass: upper bound of P(L = inf) in [0, 1], if renyi is the curve of the finite part of the loss L.
     method: "cks" or "classic"; "cks" is never larger.
@@ -172,17 +173,27 @@ def renyi_curve(orders: Any, renyi: Any, domain: Domain = ORDER, name: str = "re
 
 
 def _search(bounds: Callable, renyi: Callable, shape: tuple[int, ...]) -> Any:
-    """The smallest bound found over the orders. Every order gives a valid bound: the search affects tightness only."""
+    """The smallest bound found over the orders. Every order gives a valid bound: the search affects tightness only.
+
+    Under a bare jax.grad the orders are concrete and constant. The derivative is that at the best order.
+    """
     low, high = (np.full((*shape, 1), np.log(end)) for end in (_LEAST_EXCESS, _LARGEST_EXCESS))
-    best = np.full(shape, np.inf)
+    best: Any = np.full(shape, np.inf)
     for points in _POINTS:
-        log_excess = low + (high - low) * np.linspace(0, 1, points)
-        at, values = renyi_curve(1 + np.exp(log_excess), renyi(1 + np.exp(log_excess)))
-        out = np.asarray(bounds(at, np.broadcast_to(values, at.shape)))
-        best = np.minimum(best, out.min(-1))
-        middle = np.clip(out.argmin(-1)[..., None], 1, points - 2)
-        low, high = (np.take_along_axis(log_excess, middle + side, -1) for side in (-1, 1))
+        log_excess = low + (high - low) * np.broadcast_to(np.linspace(0, 1, points), (*shape, points))
+        order = 1 + _module(log_excess).exp(log_excess)
+        at, values = renyi_curve(order, renyi(order))
+        out = bounds(at, _module(values).broadcast_to(values, at.shape))
+        best = _module(out).minimum(best, out.min(-1))
+        found = jax.lax.stop_gradient(out)
+        xp = _module(found)
+        middle = xp.clip(xp.argmin(xp.asarray(found), -1)[..., None], 1, points - 2)
+        low, high = (xp.take_along_axis(xp.asarray(log_excess), middle + side, -1) for side in (-1, 1))
     return best[()]
+
+
+def _module(value: Any) -> Any:
+    return jnp if validate.is_traced(value) else np
 
 
 # Number of terms of the binomial sum, counts 0 to 2047. Orders are whole and below this number.
