@@ -713,6 +713,12 @@ def test_derivatives_of_few_steps_at_small_rates():
         quotient = (jaxdp.epsilon(everyone, 1e-6, gap=1e-9) - jaxdp.epsilon(fewer, 1e-6, gap=1e-9)) / 1e-4
         assert slope == pytest.approx(quotient, rel=1e-3)
 
+        def where_zero(rate):  # delta(0) is 1.5e-4: epsilon is 0 also at rates near 1e-4; the search ends at 3e-17
+            steps = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), rate), 10)
+            return jaxdp.epsilon(steps, 1e-3, relation="remove")
+
+        assert where_zero(1e-4) == 0 and jax.grad(where_zero)(1e-4) == 0
+
 
 @pytest.mark.slow
 def test_second_derivatives_of_sampled_steps():
