@@ -26,6 +26,7 @@ GAP = 1e-6  # promised relative gap of epsilon
 STEP = 1e-4  # relative step of finite differences: truncation error 1e-8; a gap of 1e-7 over the step is 1e-3
 DERIVATIVE = 5e-3  # relative tolerance of derivatives: a few times this error
 SMALL = {"max_examples": 5}
+SKEWED = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Laplace(0.7), 0.2), 3)
 
 
 def solve(sigma, rate, times, delta, relation="remove", gap=1e-6):
@@ -317,6 +318,22 @@ def test_rare_samples_have_close_bounds_of_delta_at_a_negative_epsilon():
     mechanism = jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(1.49), 9.6e-6), 99)
     lower, upper = jaxdp.delta_bounds(mechanism, -1.27, relation="replace_one")
     assert -np.expm1(-1.27) * (1 - 1e-15) <= lower <= upper <= lower * (1 + GAP)
+
+
+@pytest.mark.parametrize("relation", ["remove", "add", "replace_one"])
+def test_delta_at_a_negative_epsilon_is_that_of_the_swapped_pair(relation):
+    """100 steps at a rate of 1e-6 are worth next to nothing: delta is hardly above 1 - e^epsilon. It was 0.9999996."""
+    epsilons = np.array([-700.0, -5.0, -0.5, -1e-3])
+    bounds = jaxdp.delta_bounds(
+        jaxdp.repeat(jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), 1e-6), 100), epsilons, relation=relation
+    )
+    least = -np.expm1(epsilons)
+    assert (bounds.lower >= least * (1 - 1e-14)).all() and (bounds.upper <= np.minimum(least * (1 + 1e-6), 1.0)).all()
+    swapped = {"remove": "add", "add": "remove", "replace_one": "replace_one"}[relation]
+    mirrored = jaxdp.delta_bounds(SKEWED, -epsilons, relation=swapped)
+    bounds = jaxdp.delta_bounds(SKEWED, epsilons, relation=relation)
+    np.testing.assert_allclose(bounds.upper, least + np.exp(epsilons) * mirrored.upper, rtol=1e-6)
+    assert (bounds.lower <= least + np.exp(epsilons) * mirrored.upper).all()
 
 
 @pytest.mark.parametrize(("sigma", "rate", "false_positive_rate"), [(0.5, 0.3, 0.9), (0.4, 0.5, 0.7)])

@@ -13,6 +13,7 @@ import numpy as np
 from jaxdp.contour import derivative
 from jaxdp.contour import trapezoid as contour
 from jaxdp.contour.largest_loss import bands
+from jaxdp.contour.spectrum import SWAPPED
 from jaxdp.contour.trapezoid import Effort
 from jaxdp.domains import LEAST_DELTA
 from jaxdp.mechanisms.basic import Gaussian, RandomizedResponse
@@ -21,6 +22,7 @@ from jaxdp.mechanisms.gaussian import GaussianMechanism
 from jaxdp.mechanisms.sampled import FixedSizeSampled, PoissonSampled, Sampled
 from jaxdp.mechanisms.shuffled import LossLaw
 from jaxdp.mechanisms.spectrum import has_finite_law, is_sampled_gaussian, on_lattice, spectrum
+from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.backend import canary, x64
 from jaxdp.runtime.precision import kernel, many
@@ -180,7 +182,34 @@ def _sources(
         pair = (*pair, bare)
     if _attained(stacks, direction) is not True:
         pair = (_Symmetric(verb, pair),)
+    if verb == "delta" and not any(isinstance(record, LossLaw) for record, _ in stacks):  # made for one direction
+        pair = (_Swapped(direction), *pair)
     return (plain(simple.no_step), plain(simple.one_sampled_step), plain(simple.one_laplace), *pair)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Swapped:
+    """delta at eps < 0 from the swapped pair: delta(eps) = 1 - e^eps + e^eps delta_swapped(-eps)."""
+
+    direction: str
+
+    def __call__(self, params: Any, target: np.ndarray, known: Known, asked: Asked) -> Answer:
+        lower, upper = nothing("delta", target)
+        negative = (target < 0) & np.isfinite(target)
+        rows = np.flatnonzero(negative)
+        if rows.size:
+            odds, least, part = np.exp(target[rows]), -np.expm1(target[rows]), asked.rows(rows)
+
+            def allowed(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+                with np.errstate(divide="ignore"):
+                    return part.allowed(least + odds * low, least + odds * high) * (1 + least / (odds * high))
+
+            swapped = jax.tree_util.tree_map(operator.itemgetter(rows), params)
+            sources = contour_route(swapped, SWAPPED[self.direction]).sources["delta"]
+            ((low, high),) = intersect("delta", [sources], swapped, -target[rows], part, allowed)
+            lower[rows] = (least + odds * low) * (1 - 8 * ULP)
+            upper[rows] = np.minimum((least + odds * high) * (1 + 8 * ULP), 1.0)
+        return Answer(lower, upper, negative)
 
 
 @dataclasses.dataclass(frozen=True)
