@@ -25,7 +25,7 @@ from jaxdp.mechanisms.spectrum import has_finite_law, is_sampled_gaussian, on_la
 from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.backend import canary, x64
-from jaxdp.runtime.precision import kernel, many
+from jaxdp.runtime.precision import kernel
 from jaxdp.sources import simple
 from jaxdp.sources.base import Answer, Asked, Known, Points, Route, Source, intersect, nothing, traced_bounds, wide
 from jaxdp.sources.renyi import optimal_order
@@ -71,9 +71,9 @@ def _by_numpy(stacks: Any, *_: Any, effort: Effort, direction: str, **__: Any) -
     mechanisms = sum(times.shape[1] for _, times in stacks)
     if effort.bands:
         return (384 // effort.bands if effort.nodes <= 1024 else 4) // mechanisms
-    points = min(384, 2**24 // effort.nodes)
-    if (many(stacks) or mechanisms >= 32) and _at_once(stacks, effort=effort, direction=direction) > 1:
-        points = max(points, 2**21 // (512 + effort.nodes))
+    points, together = min(384, 2**24 // effort.nodes), min(max(len(stacks[0][1]), mechanisms), 32)
+    if _at_once(stacks, effort=effort, direction=direction) > 1:
+        points = max(points, together * 2**16 // (512 + effort.nodes))
         in_closed_form = sum(times.shape[1] for record, times in stacks if not is_sampled_gaussian(record))
         mechanisms -= in_closed_form * 15 // 16
     # At least one point, to compare the program with, unless NumPy takes too long for one.
