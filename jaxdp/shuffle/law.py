@@ -174,7 +174,8 @@ def finite_law(table: Any, person: Any, other: Any, held: Any = None) -> Law:
     """
     table = normalised(table)
     blanket = held is None
-    first, second, base = table[person], table[other], xp.min(table, axis=0) if blanket else table[held]
+    first, second = xp.lookup(table, person), xp.lookup(table, other)
+    base = xp.min(table, axis=0) if blanket else xp.lookup(table, held)
     live = (first > 0) & (second > 0)
     logs = [xp.log(xp.where(live, side, 1.0)) for side in (first, second)]
     # Rounding of the logarithms: |loss| is rounded up for upper bounds (from the largest loss on delta is taken as 0),
@@ -195,7 +196,7 @@ def normalised(table: Any) -> Any:
 
 def most_telling(table: Any, person: Any, other: Any) -> Any:
     """The input x0 with the largest sum over reports of (R_x - R_x')^2 / R_x0, where all other users hold x0."""
-    apart = (table[person] - table[other]) ** 2 / xp.maximum(table, 1e-12)
+    apart = (xp.lookup(table, person) - xp.lookup(table, other)) ** 2 / xp.maximum(table, 1e-12)
     return xp.argmax(xp.sum(apart, axis=-1))
 
 
