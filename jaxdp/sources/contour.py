@@ -201,7 +201,7 @@ class _Swapped:
             odds, least, part = np.exp(target[rows]), -np.expm1(target[rows]), asked.rows(rows)
 
             def allowed(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-                with np.errstate(divide="ignore"):
+                with np.errstate(divide="ignore", over="ignore"):
                     return part.allowed(least + odds * low, least + odds * high) * (1 + least / (odds * high))
 
             swapped = jax.tree_util.tree_map(operator.itemgetter(rows), params)
