@@ -116,7 +116,7 @@ GROUPS = [
 @pytest.mark.parametrize(("make", "relation", "is_sampled", "times", "inverted"), GROUPS)
 def test_no_bound_is_on_the_wrong_side(make, relation, is_sampled, times, inverted, monkeypatch):
     small = contour.PLAIN_LADDER[0]  # larger efforts take the most time and use no other formula
-    monkeypatch.setattr(contour, "PLAIN_LADDER", (small._replace(nodes=1024), small))
+    monkeypatch.setattr(contour, "PLAIN_LADDER", (small, small._replace(nodes=4096)))
     rng = np.random.default_rng(GROUPS.index((make, relation, is_sampled, times, inverted)))
     with mp.workdps(DIGITS):
         count = POINTS // times

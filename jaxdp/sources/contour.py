@@ -50,7 +50,7 @@ _BANDED = (Effort(1024, 640, False, bands=4), Effort(1024, 960, False, bands=8),
 BANDED_LADDER = (*SAMPLED_LADDER[:4], *_BANDED)
 _MOST_BANDED = 8  # largest number of distinct sampled mechanisms for which bands are affordable
 GAUSSIAN_LADDER = (Effort(128, 1, False), Effort(1024, 1, False), Effort(16384, 1, True), Effort(262144, 1, True))
-PLAIN_LADDER = (Effort(4096, 1, True), Effort(49152, 1, True), Effort(262144, 1, True))
+PLAIN_LADDER = (Effort(1024, 1, True), Effort(8192, 1, True), Effort(49152, 1, True), Effort(262144, 1, True))
 LATTICE_LADDER = (Effort(256, 1, False, True), Effort(4096, 1, False, True), Effort(65536, 1, False, True))
 _WIDEST = 5123  # most outcomes of a finite law; fine laws have more, but fill the cores anyway
 TRACED = Effort(16384, 512, False)  # under a trace, where each epsilon takes two passes
@@ -132,7 +132,7 @@ def _ladder(stacks: tuple[Stack, ...], direction: str) -> tuple[Effort, ...]:
     if on_lattice(stacks):
         # The third effort ignores the lattice, which may be so fine that one period takes too many nodes.
         falls = stacks[0][0].offers("log_modulus")
-        return (*LATTICE_LADDER[:2], PLAIN_LADDER[0], LATTICE_LADDER[2]) if falls else LATTICE_LADDER
+        return (*LATTICE_LADDER[:2], PLAIN_LADDER[1], LATTICE_LADDER[2]) if falls else LATTICE_LADDER
     sampled = sum(times.shape[1] for record, times in stacks if is_sampled_gaussian(record, direction))
     if sampled:
         finite = any(has_finite_law(record, direction) for record, _ in stacks)
