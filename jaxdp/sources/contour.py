@@ -62,7 +62,7 @@ _SMALL, _SMALL_GAP = 1e-20, 100.0
 _SHARE_OF_GAP = 0.3  # of the gap asked for
 _SHARE_OF_DISTANCE = 0.5  # of the relative distance between the dominating pair's upper and the other's lower bound
 _APART = 4.0  # pairs whose upper bounds differ by more than this multiple of the gap are too far apart to meet it
-_ROUGH = 100.0  # multiple of the gap that suffices where only a dominating pair is known: the pair has its own error
+_ROUGH = 20.0  # multiple of the gap that suffices where only a dominating pair is known: the pair has its own error
 _ROUGHEST = 0.01  # largest gap that _ROUGH leads to, unless a larger gap is asked for
 
 
