@@ -43,8 +43,7 @@ _CALL_LIMITS = {"cpu": (2**16, 2**11)}
 _ACCELERATOR_LIMITS = (2**29, 2**20)
 # Largest number of points that NumPy answers before a kernel is compiled. 0: programs compute every point.
 _COMPILE_AFTER = whole_number("JAXDP_COMPILE_AFTER", 1_000_000)
-# Points in a batch from which NumPy computes them together, and from which that takes a fraction of the time per point.
-_LARGE_BATCH = 32
+_LARGE_BATCH = 32  # points from which NumPy, computing them together, takes a fraction of the time per point
 _NUMBERS_TOGETHER = 2**16  # largest total size of the arguments of points that NumPy computes together
 _AGREEMENT = 1e-6  # allowed relative difference of a program and NumPy; miscompiled sums are wrong by 0.1 or more
 all_kernels: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -66,7 +66,8 @@ Side = Callable[[Any, np.ndarray, Asked], tuple[Any, Any]]  # (params, target, a
 VACUOUS = {"epsilon": np.inf, "delta": 1.0}  # upper bounds that always hold
 BESIDE_GRADIENT = Asked(1e-6)  # accuracy of the bounds that are returned together with a derivative
 _GAP_PER_NAT, _LARGEST_GAP = 0.05, 0.2  # of `gap_near`: gap for each nat of distance from the target, largest gap
-_NEGLIGIBLE = {"epsilon": 1e-9, "delta": SMALLEST}  # upper bounds up to these are not narrowed; a search may end there
+_NEGLIGIBLE = {"epsilon": 1e-9, "delta": SMALLEST}  # upper bounds up to these are not narrowed
+_ZERO = 1e-12  # an epsilon up to this is taken for 0, where its derivative is 0; a search may end there
 
 
 def gap_near(target: np.ndarray, gap: float, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
@@ -215,14 +216,14 @@ def traced_bounds(
     """Bounds of "epsilon" and of "delta" of a batch, with the derivatives of the formula log_delta(params, eps).
 
     The root finder is never differentiated: d epsilon/d p = -(d delta/d p)/(d delta/d eps) by the implicit function
-    theorem, set to 0 where epsilon is at most 1e-9 or infinite. bounds: (params, target, verb="epsilon" or "delta") ->
+    theorem, set to 0 where epsilon is at most 1e-12 or infinite. bounds: (params, target, verb="epsilon" or "delta") ->
     (lower, upper) of one traced point. route: concrete params -> their route. Numbers under a bare jax.grad are
     concrete: the route's sources bound them, and only the slopes are compiled. working_set: as for `Kernel`. gradient:
     `jax.grad`, or `jax.jacfwd` where log_delta has loops of unknown length.
     """
 
     def of_epsilon(params: Any, target: Any, upper: Any) -> tuple[Any, Any]:
-        live = (upper > _NEGLIGIBLE["epsilon"]) & jnp.isfinite(upper)
+        live = (upper > _ZERO) & jnp.isfinite(upper)
 
         def value(params: Any, eps: Any) -> tuple[Any, Any]:
             log = log_delta(params, eps)
