@@ -73,6 +73,7 @@ def test_cks_epsilon_is_the_published_one_and_classic_is_never_smaller():
     assert classic > cks
 
 
+@pytest.mark.slow
 def test_a_traced_target_that_is_nan_gets_the_vacuous_bound():
     curve = [2.0, 8.0], np.array([0.25, 1.0])
     with jax.enable_x64(True):
@@ -196,6 +197,7 @@ def test_conversions_trace_and_differentiate_with_x64_and_refuse_without():
         assert np.isclose(slope, (eps(0.5 + 1e-6) - eps(0.5 - 1e-6)) / 2e-6, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("convert, target", [(cv.epsilon_from_rdp, 1e-6), (cv.delta_from_rdp, 3.0)])
 def test_a_conversion_that_searches_the_orders_of_a_curve_traces_and_differentiates(convert, target):
     def bound(rho, at):
