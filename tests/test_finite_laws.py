@@ -178,19 +178,21 @@ def test_renyi_divergence_of_randomized_response_keeps_its_digits_at_every_size(
             assert exact <= mp.mpf(value) <= exact * (1 + mp.mpf(5e-12)) + times * mp.mpf(2.3e-308)
 
 
-def test_the_trade_off_curve_is_followed_to_its_kinks_with_few_deltas(monkeypatch):
+@pytest.mark.parametrize("local", [0.5, 2.0])
+def test_the_trade_off_curve_is_followed_to_its_kinks_with_few_deltas(local, monkeypatch):
     tried = []
     real = accounting.delta
     monkeypatch.setattr(
         accounting, "delta", lambda m, eps, **more: (tried.append(np.size(eps)), real(m, eps, **more))[1]
     )
-    mechanism, rates = jaxdp.repeat(jaxdp.RandomizedResponse(0.5), 10), np.array([0.01, 0.1, 0.3, 0.9])
+    mechanism, rates = jaxdp.repeat(jaxdp.RandomizedResponse(local), 10), np.array([0.01, 0.1, 0.3, 0.9, 0.9999])
     found = jaxdp.tradeoff(mechanism, rates)
-    # the function is concave in e^epsilon and linear between losses: its maximum is at a loss
-    losses = 0.5 * np.arange(-10.0, 11.0, 2.0)
-    exact = np.max(1 - real(mechanism, losses) - np.exp(losses) * rates[:, None], axis=1)
+    # The function is concave in e^epsilon and linear between losses: its maximum is at a loss. The pair is its own swap.
+    losses, rate = local * np.arange(0.0, 12.0, 2.0), rates[:, None]
+    excess = real(mechanism, losses)
+    exact = np.maximum(1 - excess - np.exp(losses) * rate, np.exp(-losses) * (1 - rate - excess)).max(axis=1)
     assert np.all(found <= exact * (1 + 1e-9))
-    np.testing.assert_allclose(found, exact, rtol=2e-4)
+    np.testing.assert_allclose(found, exact, rtol=1e-5, atol=1e-12)
     assert sum(tried) <= rates.size * (33 + 3 + 2 * 12)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 # Points of the first grid, most rounds of four more points each, and the gap to the maximum, relative to the smaller of
 # the value and 1 - value, at which the search ends.
-_FIRST_TRIED, _ROUNDS, _GAP = 33, 16, 1e-6
+_FIRST_TRIED, _ROUNDS, _GAP = 33, 16, 1e-5
 
 
 def largest_value(
@@ -22,7 +22,7 @@ def largest_value(
     x = np.linspace(low, high, _FIRST_TRIED, axis=-1)
     value = value_at(x, 1e-2)
     x = _around_the_best(np.broadcast_to(x, value.shape), value)[0]
-    value = value_at(x, 1e-6)
+    value = value_at(x, _GAP)
     for turn in range(_ROUNDS):
         kinks, most = _corners(x, value)
         best = np.max(value, axis=-1)
@@ -36,7 +36,7 @@ def largest_value(
         kinks = np.clip(kinks, three[..., :-1] + space, three[..., 1:] - space)
         new = np.concatenate([_next_to_the_vertex(three, value[..., 1:4]), kinks], axis=-1)
         new = np.where(done[..., None], idle, new)
-        value = np.concatenate([value, value_at(new, 1e-6)], axis=-1)
+        value = np.concatenate([value, value_at(new, _GAP)], axis=-1)
         x, value = _around_the_best(np.concatenate([x, new], axis=-1), value)
     return np.max(value, axis=-1)
 
