@@ -385,6 +385,8 @@ NEXT_TO_LARGEST = {
     "Laplace": (jaxdp.Laplace, 0.5, 1e-9, -4.0, -2.0),
     "several rounds": (lambda e: jaxdp.repeat(jaxdp.PureDP(e), 3), 1.0, 1e-12, 3.0, -((1 + np.exp(-1)) ** 3)),
     "delta 0": (lambda e: jaxdp.repeat(jaxdp.PureDP(e), 3), 1.0, 0.0, 3.0, -((1 + np.exp(-1)) ** 3)),
+    "small losses": (lambda e: jaxdp.repeat(jaxdp.PureDP(e), 3), 1e-6, 0.0, 3.0, -((1 + np.exp(-1e-6)) ** 3)),
+    "many rounds": (lambda e: jaxdp.repeat(jaxdp.PureDP(e), 900), 0.1, 0.0, 900.0, -((1 + np.exp(-0.1)) ** 900)),
     "large losses": (lambda e: jaxdp.repeat(jaxdp.PureDP(e), 2), 8.0, 1e-12, 2.0, -((1 + np.exp(-8)) ** 2)),
     "its own delta": (lambda e: jaxdp.ApproximateDP(e, 1e-4), 1.0, 1e-4, 1.0, -(1 + np.exp(-1)) / (1 - 1e-4)),
     "two mechanisms": (
@@ -402,7 +404,7 @@ NEXT_TO_LARGEST = {
 @pytest.mark.parametrize(
     "name",
     [
-        name if name in ("several rounds", "large losses") else pytest.param(name, marks=pytest.mark.thorough)
+        name if name.endswith(("rounds", "losses")) else pytest.param(name, marks=pytest.mark.thorough)
         for name in NEXT_TO_LARGEST
     ],
 )

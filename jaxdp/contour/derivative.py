@@ -15,9 +15,9 @@ from jaxdp.runtime.arrays import xp
 from jaxdp.sampled_gaussian.moment import real_line
 
 _LATTICE_NODES = 16384  # for 1e7 rounds of randomized response, the period has 12 standard deviations of the loss
-# order z at which K(z) gives the mass of the largest loss; distance of eps below it at which no other loss counts
-_FAR, _NEAR = 1e6, 1e-4
-_LEAST_LEFT, _ROUNDED = 1e-100, 1e-9  # of that distance: least value used; most that rounding makes it negative
+_NEAR = 1e-4  # distance of eps below the largest loss up to which other losses may be too few to count
+_LEAST_LEFT, _ROUNDED = 1e-30, 1e-9  # of that distance: least value used; most that rounding makes it negative
+_RESOLUTION, _LEAST_TOP = 1e-9, 1e-12  # losses nearer to the largest than this part of it, or of the second, are one
 # Nodes of `_sampled` beside it: their number, that of one block, and the number in which t grows by the factor e.
 _NODES, _BLOCK, _EFOLD = 3072, 256, 256
 _RESOLVED = 1.2  # turn of e^{itL} from one outcome to the next, in radians, up to which the outcomes resolve it
@@ -58,20 +58,25 @@ def _next_to_largest(spectrum: Spectrum, eps: jax.Array) -> tuple[jax.Array, jax
     """Whether eps is close to top, the largest loss, of mass p > 0; log(infinity + p (1 - e^(eps - top))) there."""
     top = xp.where(xp.isfinite(spectrum.top), spectrum.top, 0.0)
 
-    def log_mass(z: float) -> jax.Array:
+    def log_mass(z: jax.Array) -> jax.Array:
         """K(z) - z top. For z to infinity it tends to log p, or to -inf if top has no mass."""
         k = xp.real(spectrum.closed(xp.asarray(z, xp.complex128)))
         for part in spectrum.discrete:
             k = k + counted(part, xp.logsumexp(part.log_weight + z * part.loss, axis=-1))
         return xp.minimum(k - z * top, 0.0)
 
-    log_p, farther = log_mass(_FAR), xp.stop_gradient(log_mass(10 * _FAR))
-    left, spacing = top - eps, spectrum.lattice[1] if spectrum.lattice else xp.inf
-    near = (left > -_ROUNDED) & (left < xp.minimum(_NEAR, spacing))
-    near = near & (spectrum.top < xp.inf) & (xp.abs(farther - log_p) < 1e-3)
+    left = top - eps
+    close = (left > -_ROUNDED) & (left < _NEAR) & (spectrum.top < xp.inf)
+    distance = xp.stop_gradient(xp.maximum(left, _RESOLUTION * xp.maximum(top, _LEAST_TOP)))
+    z = 1 / xp.where(close, distance, 1.0)
+    # Both are log p unless other losses are above eps, or a few times farther from the largest one than eps is.
+    log_p, with_others = log_mass(10 * z), log_mass(z)
+    near = close & (with_others - log_p < 1e-3)
     positive = left + xp.stop_gradient(xp.maximum(left, _LEAST_LEFT) - left)  # max(left, _LEAST_LEFT), slope 1 in left
-    total = spectrum.infinity + xp.exp(log_p) * -xp.expm1(-positive)
-    return near, xp.log(xp.where(near, total, 1.0))
+    log_total = log_p + xp.log(-xp.expm1(-positive))
+    infinite = spectrum.infinity > 0
+    log_infinity = xp.log(xp.where(infinite, spectrum.infinity, 1.0))
+    return near, xp.where(infinite, xp.logaddexp(log_infinity, log_total), log_total)
 
 
 def _line(spectrum: Spectrum, plan: Plan, effort: Effort, eps: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
