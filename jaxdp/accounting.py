@@ -164,7 +164,8 @@ def tradeoff(mechanism: Mechanism, false_positive_rate: Real, *, relation: Relat
 
     With x the false positive rate it is Phi(-Phi^-1(x) - mu) for Gaussian-DP mechanisms. For others it is the largest
     of 1 - delta(eps) - e^eps x over certified points (eps, delta(eps)), eps of either sign, refined around the best
-    point. Any points give a valid bound (Dong, Roth, Su 2022). Concrete numbers only. Returns NumPy float64.
+    point until it can gain at most 1e-5 of the smaller of the rate and 1 - rate, or 1e-12. Any points give a valid
+    bound (Dong, Roth, Su 2022). Concrete numbers only. Returns NumPy float64.
     """
     if validate.is_traced(mechanism, false_positive_rate):
         raise TypeError(

@@ -187,7 +187,7 @@ def test_the_trade_off_curve_is_followed_to_its_kinks_with_few_deltas(local, mon
     )
     mechanism, rates = jaxdp.repeat(jaxdp.RandomizedResponse(local), 10), np.array([0.01, 0.1, 0.3, 0.9, 0.9999])
     found = jaxdp.tradeoff(mechanism, rates)
-    # The function is concave in e^epsilon and linear between losses: its maximum is at a loss. The pair is its own swap.
+    # The function is concave in e^epsilon, linear between losses, and its pair is its own swap.
     losses, rate = local * np.arange(0.0, 12.0, 2.0), rates[:, None]
     excess = real(mechanism, losses)
     exact = np.maximum(1 - excess - np.exp(losses) * rate, np.exp(-losses) * (1 - rate - excess)).max(axis=1)
@@ -210,3 +210,24 @@ def test_mass_cut_off_is_charged_and_the_rounding_of_a_normalisation_is_not(outc
     cut = whole * (1 - 1e-13)
     assert jaxdp.delta(DiscretePair(cut, whole), epsilon=5.0) >= 9e-14
     assert jaxdp.epsilon(DiscretePair(cut, whole), delta=5e-14) == np.inf
+
+
+def test_compositions_of_few_outcomes_are_summed_outcome_by_outcome(monkeypatch):
+    """Exact: the law of the total loss, from all sequences of outcomes. No contour is computed."""
+    monkeypatch.setattr(contour, "contour_bounds", None)
+    parts = [([0.5, 0.3, 0.2], [0.2, 0.3, 0.5], 4), ([0.25, 0.75], [0.5, 0.5], 3), ([0.0, 1.0], [1.0, 0.0], 0)]
+    lost = ([0.625, 0.36328125, 0.01171875], [0.375, 0.625, 0.0], 2)
+    for laws in (parts, [*parts, lost]):
+        mechanism = jaxdp.compose(*(jaxdp.repeat(DiscretePair(p, q), times) for p, q, times in laws))
+        p = q = np.ones(1)
+        for one, other, times in laws:
+            for _ in range(times):
+                p, q = np.outer(p, one).ravel(), np.outer(q, other).ravel()
+        eps = np.array([-1.3, 0.0, 0.7, 3.9, 50.0])
+        hockey_sticks = [np.maximum(a - np.exp(eps)[:, None] * b, 0).sum(axis=1) for a, b in ((p, q), (q, p))]
+        exact = np.maximum(*hockey_sticks)
+        found = jaxdp.delta_bounds(mechanism, eps)
+        np.testing.assert_allclose(found, [exact, exact], rtol=1e-11, atol=1e-14)
+        assert np.all(found.lower <= exact + 1e-14) and np.all(exact - 1e-14 <= found.upper)
+        again = jaxdp.epsilon_bounds(mechanism, exact[2:4])
+        np.testing.assert_allclose(again, [eps[2:4], eps[2:4]], rtol=1e-9)

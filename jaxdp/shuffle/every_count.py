@@ -38,8 +38,8 @@ def ways(users: int, outcomes: int) -> int:
     return math.comb(half + outcomes - 1, half)
 
 
-@functools.lru_cache(maxsize=64)
-def _counts(users: int, outcomes: int) -> tuple[np.ndarray, np.ndarray]:
+@functools.lru_cache(maxsize=32)
+def all_counts(users: int, outcomes: int) -> tuple[np.ndarray, np.ndarray]:
     """All counts of reports by outcome, (ways, outcomes), and for each way the log of the number of orders."""
     bars = itertools.combinations(range(users + outcomes - 1), outcomes - 1)
     size = math.comb(users + outcomes - 1, users)
@@ -57,7 +57,7 @@ def evaluate(law: Law, users: Any, epsilon: Any, of: Reports) -> Evaluation:
     x, velocity = (xp.append(side, 0.0)[places] for side in (s.x, s.velocity))
     mass = xp.append(s.mass, s.rest)[places]
     log_mass = xp.log(xp.where(mass > 0, mass, NEXT_TO_ZERO))
-    halves = [_counts(of.users // 2, len(places)), _counts(of.users - of.users // 2, len(places))]
+    halves = [all_counts(of.users // 2, len(places)), all_counts(of.users - of.users // 2, len(places))]
     sizes = [counts.shape[0] for counts, _ in halves]
     chances = [xp.exp(log_orders + xp.exact_matmul(counts, log_mass)) for counts, log_orders in halves]
     velocities = [xp.exact_matmul(counts, velocity) for counts, _ in halves]

@@ -173,9 +173,7 @@ def _sources(
     bare = plain(simple.unsampled)
     # The bound without sampling comes before the bands, which start from the bounds known.
     contours.insert(next((i for i, effort in enumerate(efforts) if effort.bands), len(efforts)), bare)
-    pair: tuple[Source, ...] = (
-        plain(simple.one_finite_law), *compared, contours[0], plain(simple.next_to_supremum), *contours[1:]
-    )  # fmt: skip
+    pair: tuple[Source, ...] = (plain(simple.one_finite_law), plain(simple.few_outcomes), *compared, *contours)
     if not exact:
         refinable = any(isinstance(r, Sampled) and r.refinable(direction) for r, _ in stacks)
         pairs = (False, True) if refinable else (False,)

@@ -3,6 +3,7 @@
 Each takes (verb, direction, stacks, target). It returns bounds for the rows that it covers, vacuous bounds for others.
 """
 
+import math
 from typing import Any
 
 import jax
@@ -18,16 +19,17 @@ from jaxdp.mechanisms.gaussian import GaussianMechanism
 from jaxdp.mechanisms.local_randomizers import NamedSetRandomizer
 from jaxdp.mechanisms.sampled import FixedSizeSampled, Sampled
 from jaxdp.mechanisms.sampled_laws import sampled_part
-from jaxdp.mechanisms.spectrum import has_finite_law, is_sampled_gaussian
+from jaxdp.mechanisms.spectrum import has_finite_law, is_sampled_gaussian, on_lattice
 from jaxdp.numerics.rounding import ULP, product_error
 from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.backend import canary
 from jaxdp.runtime.precision import kernel, patience
+from jaxdp.shuffle.every_count import all_counts
 from jaxdp.sources.base import Answer, nothing
 from jaxdp.sources.gaussian import gaussian_bounds
 
 _FINITE = (NamedSetRandomizer, WorstCase, DiscreteLaplace)  # have a finite pair, but a closed form in compositions
-_RANKS = 64  # largest losses of a law that `_largest_losses` uses
+_MOST_LISTED, _MOST_COUNTS = 2**15, 2**21  # outcomes of all runs together, numbers in a table of counts of outcomes
 
 
 @kernel(working_set=512, bounds=True, by_numpy=patience(512, 16384), at_once=512)
@@ -96,14 +98,82 @@ def one_finite_law(verb: str, direction: str, stacks: tuple[Stack, ...], target:
     lower, upper = nothing(verb, target)
     settled = np.zeros(target.shape, bool)
     record, times = stacks[0]
-    exact = isinstance(record, _FINITE) and record.finite_pair_is_exact()
-    if _is_one(stacks) and (exact or has_finite_law(record, direction)):
+    if _is_one(stacks) and _listable(record, direction):
         settled = (times[:, 0] == 1) & np.isfinite(target)
         rows = np.flatnonzero(settled)
         if rows.size:
             some = jax.tree_util.tree_map(lambda x: x[rows, 0], record)
             lower[rows], upper[rows] = law_bounds(some, target[rows], verb=verb, direction=direction)
     return Answer(lower, upper, settled)
+
+
+def _listable(record: Any, direction: str) -> bool:
+    """Whether the record's pair is finite and known, so that its outcomes can be listed."""
+    return has_finite_law(record, direction) or (isinstance(record, _FINITE) and record.finite_pair_is_exact())
+
+
+@kernel(working_set=_alive, by_numpy=2**20, at_once=64)
+def _law_of(record: Any, *, direction: str) -> tuple[Any, Any, Any, Any]:
+    """(losses, log weights, blur, mass at infinity) of one run."""
+    return tuple(xp.asarray(x, xp.float64) for x in _law(record, direction))
+
+
+def _lists_together(law: Any, *_: Any, **__: Any) -> int:
+    return 2**19 // law[0].shape[-1]
+
+
+# Never compiled: each number of outcomes would need a program.
+@kernel(working_set=30000, bounds=True, by_numpy=10**9, at_once=_lists_together)
+def _list_bounds(law: tuple[Any, Any, Any, Any], target: Any, *, verb: str) -> tuple[Any, Any]:
+    return (finite_law.epsilon_bounds if verb == "epsilon" else finite_law.delta_bounds)(*law, target)
+
+
+def few_outcomes(verb: str, direction: str, stacks: tuple[Stack, ...], target: np.ndarray) -> Answer:
+    """Bounds for the rows in which all runs together have at most `_MOST_LISTED` outcomes: sums over these."""
+    lower, upper = nothing(verb, target)
+    settled = np.zeros(target.shape, bool)
+    if on_lattice(stacks) or not all(_listable(record, direction) for record, _ in stacks):
+        return Answer(lower, upper)
+    leaves = [np.reshape(leaf, (target.size, -1)) for leaf in jax.tree_util.tree_leaves(stacks)]
+    _, first, group = np.unique(np.concatenate(leaves, axis=1), axis=0, return_index=True, return_inverse=True)
+    for i, row in enumerate(first):
+        runs = [(jax.tree_util.tree_map(lambda x, r=row: x[r], record), times[row]) for record, times in stacks]
+        listed = _listed(runs, direction)
+        if listed is not None:
+            rows = np.flatnonzero((np.ravel(group) == i) & np.isfinite(target))
+            law = tuple(np.broadcast_to(x, (rows.size, *x.shape)) for x in listed)
+            lower[rows], upper[rows] = _list_bounds(law, target[rows], verb=verb)
+            settled[rows] = True
+    return Answer(lower, upper, settled)
+
+
+def _listed(stacks: list[Stack], direction: str) -> tuple[np.ndarray, ...] | None:
+    """(losses, log weights, blur, mass at infinity) of all runs together, or None if the outcomes are too many."""
+    law = np.zeros(1), np.zeros(1), np.zeros(1)
+    log_finite, none = 0.0, np.zeros(1)
+    for record, times in stacks:
+        for member in np.flatnonzero(times):
+            runs = times[member]
+            if runs > _MOST_LISTED:
+                return None
+            one = jax.tree_util.tree_map(lambda x, m=member: x[m : m + 1], record)
+            *outcomes, infinity = (x[0] for x in _law_of(one, direction=direction))
+            live = outcomes[1] > -np.inf
+            loss, log_weight, blur = (
+                x[live] if live.any() else none + fill for x, fill in zip(outcomes, (0, -np.inf, 0), strict=True)
+            )
+            ways = math.comb(int(runs) + loss.size - 1, loss.size - 1)
+            if ways * law[0].size > _MOST_LISTED or ways * loss.size > _MOST_COUNTS:
+                return None
+            counts, log_orders = all_counts(int(runs), loss.size)
+            size = np.abs(loss) + np.abs(log_weight) + 8
+            error = counts @ (blur + (loss.size + 8) * ULP * size) + 32 * ULP * math.lgamma(runs + 1)
+            own = counts @ loss, log_orders + counts @ log_weight, error
+            law = tuple(np.add.outer(a, b).ravel() for a, b in zip(law, own, strict=True))
+            with np.errstate(divide="ignore"):
+                log_finite = log_finite + runs * np.log1p(-np.minimum(infinity, 1.0))
+    infinity = -np.expm1(log_finite)
+    return *law, np.where(infinity > 0, np.minimum(infinity * (1 + 256 * ULP) + SMALLEST, 1.0), 0.0)
 
 
 def one_laplace(verb: str, direction: str, stacks: tuple[Stack, ...], target: np.ndarray) -> Answer:
@@ -163,43 +233,6 @@ def unsampled(verb: str, direction: str, stacks: tuple[Stack, ...], target: np.n
     if all(is_sampled_gaussian(r) or isinstance(r, GaussianMechanism) for r, _ in stacks):
         bare = tuple((r.unsampled(direction) if isinstance(r, Sampled) else r, times) for r, times in stacks)
         _, upper = gaussian_bounds(bare, target, verb=verb)
-    return Answer(lower, upper)
-
-
-@kernel(working_set=60000, by_numpy=256)
-def _largest_losses(stacks: Any, target: Any, *, direction: str, verb: str) -> Any:
-    """Lower bound of epsilon or delta from the event that every loss is among the r largest of its law.
-
-    p: probability of the event; l: least sum of losses in it. delta >= p (1 - e^(eps - l)), best of r = 1, ..., 64.
-    """
-    loss, log_chance = xp.zeros(_RANKS), xp.zeros(_RANKS)
-    for record, times in stacks:
-        atoms, log_weight, blur = xp.vmap(lambda one: one.part(direction)[:3])(record)
-        order = xp.argsort(xp.where(log_weight > -xp.inf, -atoms, xp.inf), axis=-1)[:, :_RANKS]
-        order = xp.pad(order, ((0, 0), (0, _RANKS - order.shape[1])), mode="edge")
-        losses, blur, log_weight = (xp.take_along_axis(x, order, axis=-1) for x in (atoms, blur, log_weight))
-        # A law of fewer than 64 losses is padded with copies of its last loss, which must not count again.
-        live = (log_weight > -xp.inf) & (xp.arange(_RANKS) < atoms.shape[-1])
-        log_weight = xp.where(live, log_weight, 0.0)
-        rounding = 1e-12 + 1e-15 * (xp.abs(log_weight) + xp.abs(losses))
-        weight = xp.where(live, xp.exp(log_weight - 2 * blur) * xp.maximum(1 - rounding, 0.0), 0.0)
-        least = xp.cummin(losses - blur - 1e-15 * xp.abs(losses), axis=1)
-        chance = xp.minimum(xp.cumsum(weight, axis=-1), 1.0)
-        count = xp.reshape(xp.asarray(times, xp.float64), (-1, 1))
-        loss = loss + xp.sum(xp.where(count > 0, count * least, 0.0), axis=0)
-        log_chance = log_chance + xp.sum(xp.where(count > 0, count * xp.log(chance), 0.0), axis=0)
-    loss, log_chance = loss - 1e-12 * xp.abs(loss), log_chance * (1 + 1e-12) - 1e-12
-    if verb == "delta":
-        return xp.maximum(xp.max(xp.exp(log_chance) * -xp.expm1(xp.minimum(target - loss, 0.0))), 0.0)
-    share = xp.log(target) - log_chance
-    return xp.max(xp.where(share < 0, loss + xp.log(-xp.expm1(xp.minimum(share, -1e-300))) - 1e-15, 0.0))
-
-
-def next_to_supremum(verb: str, direction: str, stacks: tuple[Stack, ...], target: np.ndarray) -> Answer:
-    """Lower bounds for finite laws, close to the truth where epsilon is near the largest possible loss."""
-    lower, upper = nothing(verb, target)
-    if all(has_finite_law(record, direction) for record, _ in stacks):
-        lower = np.asarray(_largest_losses(stacks, target, direction=direction, verb=verb))
     return Answer(lower, upper)
 
 
