@@ -149,7 +149,7 @@ def few_outcomes(verb: str, direction: str, stacks: tuple[Stack, ...], target: n
 
 def _listed(stacks: list[Stack], direction: str) -> tuple[np.ndarray, ...] | None:
     """(losses, log weights, blur, mass at infinity) of all runs together, or None if the outcomes are too many."""
-    law = np.zeros(1), np.zeros(1), np.zeros(1)
+    law: tuple[np.ndarray, ...] = (np.zeros(1), np.zeros(1), np.zeros(1))
     log_finite, none = 0.0, np.zeros(1)
     for record, times in stacks:
         for member in np.flatnonzero(times):
