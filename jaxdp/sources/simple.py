@@ -29,6 +29,7 @@ from jaxdp.sources.base import Answer, nothing
 from jaxdp.sources.gaussian import gaussian_bounds
 
 _FINITE = (NamedSetRandomizer, WorstCase, DiscreteLaplace)  # have a finite pair, but a closed form in compositions
+_MOST_NUMBERS = 1024  # in a composition; with more, such as in tables of losses, the outcomes are too many to list
 _MOST_LISTED, _MOST_COUNTS = 2**15, 2**21  # outcomes of all runs together, numbers in a table of counts of outcomes
 
 
@@ -135,6 +136,8 @@ def few_outcomes(verb: str, direction: str, stacks: tuple[Stack, ...], target: n
     if on_lattice(stacks) or not all(_listable(record, direction) for record, _ in stacks):
         return Answer(lower, upper)
     leaves = [np.reshape(leaf, (target.size, -1)) for leaf in jax.tree_util.tree_leaves(stacks)]
+    if sum(leaf.shape[1] for leaf in leaves) > _MOST_NUMBERS:
+        return Answer(lower, upper)
     _, first, group = np.unique(np.concatenate(leaves, axis=1), axis=0, return_index=True, return_inverse=True)
     for i, row in enumerate(first):
         runs = [(jax.tree_util.tree_map(lambda x, r=row: x[r], record), times[row]) for record, times in stacks]
@@ -172,6 +175,8 @@ def _listed(stacks: list[Stack], direction: str) -> tuple[np.ndarray, ...] | Non
             law = tuple(np.add.outer(a, b).ravel() for a, b in zip(law, own, strict=True))
             with np.errstate(divide="ignore"):
                 log_finite = log_finite + runs * np.log1p(-np.minimum(infinity, 1.0))
+    if not np.all(np.isfinite(law[0])) or np.any(np.isnan(law[1])):
+        return None
     infinity = -np.expm1(log_finite)
     return *law, np.where(infinity > 0, np.minimum(infinity * (1 + 256 * ULP) + SMALLEST, 1.0), 0.0)
 
