@@ -357,3 +357,14 @@ def test_the_trade_off_of_sampled_laplace_noise_is_sought_at_the_kink_of_its_lea
     found = jaxdp.tradeoff(jaxdp.PoissonSampled(jaxdp.Laplace(0.5), rate), [0.7, 0.9], relation="remove")
     exact = np.exp(least) * np.array([0.3, 0.1])
     assert np.all(exact * (1 - 1e-5) <= found) and np.all(found <= exact * (1 + 1e-12))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("other", [jaxdp.Laplace(2.0), jaxdp.DiscreteGaussian(3.0)])
+def test_derivatives_are_right_where_no_loss_is_the_largest(other):
+    def epsilon(sigma):
+        return jaxdp.epsilon(jaxdp.compose(jaxdp.Gaussian(sigma), other), 1e-6)
+
+    near = epsilon(np.array([2.9999, 3.0001]))
+    with jax.enable_x64(True):
+        assert jax.grad(epsilon)(3.0) == pytest.approx((near[1] - near[0]) / 2e-4, rel=1e-4)

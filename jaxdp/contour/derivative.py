@@ -72,7 +72,9 @@ def _next_to_largest(spectrum: Spectrum, eps: jax.Array) -> tuple[jax.Array, jax
     # Both are log p unless other losses are above eps, or a few times farther from the largest one than eps is.
     log_p, with_others = log_mass(10 * z), log_mass(z)
     near = close & (with_others - log_p < 1e-3)
-    positive = left + xp.stop_gradient(xp.maximum(left, _LEAST_LEFT) - left)  # max(left, _LEAST_LEFT), slope 1 in left
+    left = xp.where(near, left, 1.0)
+    # max(left, _LEAST_LEFT), whose slope in left is 1 everywhere
+    positive = xp.stop_gradient(xp.maximum(left, _LEAST_LEFT)) + (left - xp.stop_gradient(left))
     log_total = log_p + xp.log(-xp.expm1(-positive))
     infinite = spectrum.infinity > 0
     log_infinity = xp.log(xp.where(infinite, spectrum.infinity, 1.0))
