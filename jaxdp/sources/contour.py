@@ -15,7 +15,7 @@ from jaxdp.contour import trapezoid as contour
 from jaxdp.contour.largest_loss import bands
 from jaxdp.contour.spectrum import SWAPPED
 from jaxdp.contour.trapezoid import Effort
-from jaxdp.domains import LEAST_DELTA
+from jaxdp.domains import LEAST_DELTA, SMALLEST
 from jaxdp.mechanisms.basic import Gaussian, RandomizedResponse
 from jaxdp.mechanisms.composition import Stack
 from jaxdp.mechanisms.gaussian import GaussianMechanism
@@ -63,6 +63,7 @@ _SHARE_OF_GAP = 0.3  # of the gap asked for
 _SHARE_OF_DISTANCE = 0.5  # of the relative distance between the dominating pair's upper and the other's lower bound
 _APART = 4.0  # pairs whose upper bounds differ by more than this multiple of the gap are too far apart to meet it
 _ROUGH = 20.0  # multiple of the gap that suffices where only a dominating pair is known: the pair has its own error
+_LEAST_PART = 1e-13  # error of the swapped pair's delta at a negative epsilon that is always small enough
 _ROUGHEST = 0.01  # largest gap that _ROUGH leads to, unless a larger gap is asked for
 
 
@@ -201,8 +202,12 @@ class _Swapped:
             odds, least = np.exp(target[rows]), -np.expm1(target[rows])
             swapped = jax.tree_util.tree_map(operator.itemgetter(rows), params)
             sources = contour_route(swapped, SWAPPED[self.direction]).sources["delta"]
-            # The gap asked for is that of the swapped pair's delta: what a trade-off function needs.
-            ((low, high),) = intersect("delta", [sources], swapped, -target[rows], asked._replace(near=None))
+
+            def allowed(_: np.ndarray, high: np.ndarray) -> np.ndarray:
+                """The gap asked for, of the swapped pair's delta, as trade-off functions need it; larger next to 0."""
+                return np.fmax(asked.gap, _LEAST_PART / np.fmax(high, SMALLEST))
+
+            ((low, high),) = intersect("delta", [sources], swapped, -target[rows], asked._replace(near=None), allowed)
             lower[rows] = (least + odds * low) * (1 - 8 * ULP)
             upper[rows] = np.minimum((least + odds * high) * (1 + 8 * ULP), 1.0)
         return Answer(lower, upper, negative)
