@@ -231,3 +231,11 @@ def test_compositions_of_few_outcomes_are_summed_outcome_by_outcome(monkeypatch)
         assert np.all(found.lower <= exact + 1e-14) and np.all(exact - 1e-14 <= found.upper)
         again = jaxdp.epsilon_bounds(mechanism, exact[2:4])
         np.testing.assert_allclose(again, [eps[2:4], eps[2:4]], rtol=1e-9)
+
+
+def test_a_tiny_mass_at_infinity_is_not_reported_larger_in_a_sum_over_outcomes():
+    for mass in (1e-306, 1e-300, 1e-10):
+        once = DiscretePair([0.3, 0.7 - mass, mass], [0.6, 0.4, 0.0])
+        lower, upper = jaxdp.delta_bounds(jaxdp.repeat(once, 2), 50.0)
+        exact = mass * (2 - mass)
+        assert lower <= exact <= upper <= lower * (1 + 1e-12)

@@ -27,7 +27,7 @@ _AROUND = np.arange(256) - float(_PEAK)
 _LOG_TAIL = -87.98  # at least log P[x > 13] = -87.9897
 _LARGEST_SCALE = 5.0  # for larger s the quadrature error in x is too large, and hiding the step hardly helps
 _ROUNDING = 1e-12  # bound of the rounding of the log of a transform, whose exponents are at most 80
-_MOST, _TOO_LARGE = 600.0, 1e250  # exponents are cut at the first; a sum above the second may contain a cut one
+_MOST = 600.0  # exponents are cut here: e^600 does not overflow, and slopes stay finite
 _SMALL = 0.5  # u/T up to which the excess of the transform over e^{-u/T} is summed
 
 
@@ -121,10 +121,11 @@ def _log_power(steps: Any, scale: Any, c: Any) -> Any:
     top = xp.maximum(whole[_PEAK], below)
     rounded = 1e-10 + 4 * _ROUNDING * xp.minimum(steps, xp.exp(w[1:]))
     fall = whole[:-1] - whole[1:] - rounded
-    exp = lambda x: xp.exp(xp.minimum(x, _MOST))  # noqa: E731  # no overflow, whose slope is NaN
-    above = exp(whole[1:] - top) / xp.expm1(xp.clip(fall, 1e-9, 600.0))
-    sums = exp(below - top) + xp.cumsum(exp(terms - top))[1:] + above
-    total = top + xp.log(step) + xp.log(xp.min(xp.where((fall > 1e-9) & (sums < _TOO_LARGE), sums, xp.inf)))
+    high, inner = whole[1:] - top, terms - top
+    above = xp.exp(xp.minimum(high, _MOST)) / xp.expm1(xp.clip(fall, 1e-9, _MOST))
+    sums = xp.exp(below - top) + xp.cumsum(xp.exp(xp.minimum(inner, _MOST)))[1:] + above
+    uncut = (high < _MOST) & (xp.cummax(inner)[1:] < _MOST)
+    total = top + xp.log(step) + xp.log(xp.min(xp.where((fall > 1e-9) & uncut, sums, xp.inf)))
     gamma = xp.log(c + 3) + _AROUND * step
     log_gamma = xp.logsumexp((c + 3) * gamma - xp.exp(gamma)) + xp.log(step)
 

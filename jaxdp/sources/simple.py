@@ -178,7 +178,7 @@ def _listed(stacks: list[Stack], direction: str) -> tuple[np.ndarray, ...] | Non
     if not np.all(np.isfinite(law[0])) or np.any(np.isnan(law[1])):
         return None
     infinity = -np.expm1(log_finite)
-    return *law, np.where(infinity > 0, np.minimum(infinity * (1 + 256 * ULP) + SMALLEST, 1.0), 0.0)
+    return *law, np.where(infinity > 0, np.clip(infinity * (1 + 256 * ULP), SMALLEST, 1.0), 0.0)
 
 
 def one_laplace(verb: str, direction: str, stacks: tuple[Stack, ...], target: np.ndarray) -> Answer:
