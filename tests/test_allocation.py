@@ -557,11 +557,43 @@ def test_an_epsilon_far_from_the_one_sought_is_enclosed_by_the_first_grids_alone
     exact = jaxdp.epsilon_bounds(epochs, 1e-6, relation="remove")
     asked = []
     profiles = finite.log_profiles
-    monkeypatch.setattr(finite, "log_profiles", lambda *a: (asked.append(a[-1]), profiles(*a))[1])
+    monkeypatch.setattr(finite, "log_profiles", lambda *a: (asked.append(a[3].shape[1]), profiles(*a))[1])
     far = accounting.epsilon_near(epochs, 1e-6, 20.0, relation="remove")
-    assert set(asked) == {finite.COARSE} and exact.lower <= far <= 1.1 * exact.upper
+    assert set(asked) == {finite.FIRST} and exact.lower <= far <= 1.1 * exact.upper
     close = accounting.epsilon_near(epochs, 1e-6, exact.upper * 1.001, relation="remove")
-    assert finite.FINE in asked and exact.lower <= close <= exact.upper * (1 + 1e-4)
+    assert finite.POINTS in asked and exact.lower <= close <= exact.upper * (1 + 1e-4)
+
+
+def log_profiles(steps, noise, sign, grid, allowed):
+    row = np.array([float(steps)]), np.array([noise])
+    return finite.log_profiles(*row, sign, grid, allowed, np.full(grid.shape, -np.inf))
+
+
+@pytest.mark.parametrize(
+    "steps, noise, last", [(2, 3.0, 1.5), (10, 0.5, 6.0), (100, 0.7, 5.0), (1000, 1.0, 1.0), (1e5, 1.2, 0.05)]
+)
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_epsilons_that_share_contours_have_the_bounds_of_contours_of_their_own(steps, noise, last, sign):
+    grid = np.linspace(0.0, last, 2 * finite.FIRST)[None]
+    found = log_profiles(steps, noise, sign, grid, np.full(grid.shape, 1e-4))
+    some = np.array([0, 1, 7, 40, 90, 150, 191])
+    point = (np.full(some.shape, x) for x in (steps, noise, sign))
+    own = bounds.allocation_delta(*point, grid[0, some], effort=SMALL)
+    assert np.all(np.exp(found.lower[0, some]) <= own.upper * (1 + 1e-12))
+    assert np.all(np.exp(found.upper[0, some]) >= own.lower * (1 - 1e-12))
+    deep = found.upper[0] < -40.0
+    assert np.mean(found.upper[0] - found.lower[0] < 1e-4, where=~deep) > 0.97
+
+
+def test_epsilons_at_which_any_gap_is_allowed_are_lowered_to_chords():
+    grid = np.linspace(0.0, 5.0, 2 * finite.FIRST)[None]
+    allowed = np.where(np.arange(grid.size) % 5 == 0, 1e-4, np.inf)[None]
+    found, close = (log_profiles(100, 0.7, 1.0, grid, gaps) for gaps in (allowed, np.full(grid.shape, 1e-4)))
+    left_out = found.lower[0] == -np.inf
+    assert 0.5 < np.mean(left_out) < 0.9
+    inside = left_out & (np.arange(grid.size) < 190)
+    excess = found.upper[0] - close.upper[0]
+    assert np.all(excess[inside] > -1e-6) and np.all(excess[inside] < 0.3)
 
 
 @pytest.mark.thorough

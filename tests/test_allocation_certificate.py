@@ -126,11 +126,9 @@ def profile_of(law, epsilon):
 def grid_and_profiles(noise=0.8, steps=50.0):
     """A grid of epsilons, and bounds of log delta on it: of "remove", of "add"."""
     grid = np.linspace(0.0, 1.2, 24)
-    row = lambda x: np.array([x])  # noqa: E731
-    sides = [
-        finite.log_profiles(row(steps), row(noise), sign, grid[None], row(-30.0), ((24, LARGE),))
-        for sign in (1.0, -1.0)
-    ]
+    setting = np.array([steps]), np.array([noise])
+    wanted = grid[None], np.zeros((1, grid.size)), np.full((1, grid.size), -np.inf)
+    sides = [finite.log_profiles(*setting, sign, *wanted) for sign in (1.0, -1.0)]
     return grid, *(Bounds(side.lower[0], side.upper[0]) for side in sides)
 
 

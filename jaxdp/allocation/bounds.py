@@ -177,12 +177,15 @@ def allocation_epsilon(
 
 @kernel(working_set=1_500_000, large=True, bounds=True, by_numpy=10_000)
 def profile_log_delta(steps: Any, noise: Any, sign: Any, epsilon: Any, *, effort: Effort) -> Bounds:
-    """Bounds of log delta at increasing neighbouring epsilons >= 0, all from the contour of one of them."""
+    """Bounds of log delta at epsilons >= 0, all from the contour of the first, which has the largest cut.
+
+    This is the largest epsilon for sign = 1, the smallest for sign = -1.
+    """
     scale = 1 / noise
     inside = (steps > 1) & (epsilon <= LARGEST_EPSILON)
     safe = xp.where(inside, epsilon, 1.0)
-    # The contour of the epsilon with the largest cut is valid for all of them.
-    prepared = contour.prepare(Step(xp.maximum(steps, 2.0), scale, xp.where(sign > 0, safe[-1], safe[0]), sign), effort)
+    step = Step(xp.maximum(steps, 2.0), scale, safe[0], sign)
+    prepared = contour.prepare(step, effort, safe[safe.shape[0] // 2])
     values = contour.evaluate(prepared, safe, effort)
     one_step = gaussian.delta_bounds(scale, epsilon, 4 * ULP)
     one_step_lower, one_step_upper = (xp.log(xp.maximum(side, LEAST_DELTA)) for side in one_step)

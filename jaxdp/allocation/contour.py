@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxdp.allocation import jumps, law, tail
 from jaxdp.allocation.law import Law, Step
-from jaxdp.allocation.plan import MOST, NATS, Plan, log_ways, plan
+from jaxdp.allocation.plan import MOST, Plan, log_ways, plan
 from jaxdp.domains import NEXT_TO_ZERO
 from jaxdp.numerics.roots import bisect
 from jaxdp.numerics.rounding import ULP
@@ -33,12 +33,18 @@ _NEAR = np.exp(0.35 * np.arange(-4.0, 5.0))  # tilts of the bound of uncounted l
 
 
 class Effort(NamedTuple):
-    """Static sizes: panels on each side of the split; a contour has at most `blocks` blocks of rows * columns nodes."""
+    """Static sizes: panels on each side of the split; a contour has at most `blocks` blocks of rows * columns nodes.
+
+    nats: nats by which the integrand falls up to the last node. The more, the more epsilons can share the contour.
+    closed: intersect its bounds with those of `jaxdp.allocation.jumps`.
+    """
 
     panels: int
     rows: int
     columns: int
     blocks: int = 1
+    nats: float = 20.0
+    closed: bool = True
 
     @property
     def nodes(self) -> int:
@@ -233,7 +239,7 @@ def contour_of(live: Step, made: Plan, large: Any, c: Any, effort: Effort) -> _P
     def build(t: Any) -> tuple[Law, Any, tail.Group, Any]:
         panels = law.on_panels(step, _edges(step, made, c, t, effort.panels))
         moments, parts = groups(panels)
-        return panels, moments, parts, tail.fallen_at(parts, powers, c, NATS)
+        return panels, moments, parts, tail.fallen_at(parts, powers, c, effort.nats)
 
     # Panels for t = 0 tell the t of the last node; then panels are made for the oscillation at this t.
     _, (panels, moments, parts, t_wanted) = xp.scan(
@@ -249,7 +255,7 @@ def contour_of(live: Step, made: Plan, large: Any, c: Any, effort: Effort) -> _P
     growths = bounds - log_total
 
     def long_enough(u: Any) -> Any:
-        return ~(_alias(growths[None], points, c, xp.exp(u))[0] * c > math.exp(-NATS))
+        return ~(_alias(growths[None], points, c, xp.exp(u))[0] * c > math.exp(-effort.nats))
 
     period = xp.exp(0.5 * sum(bisect(long_enough, -xp.log(c) - 2.0, -xp.log(c) + 21.0, tail.COARSE)))
     nodes = xp.stop_gradient(_blocks(t_wanted * period / (2 * math.pi) + 1, effort)) * (effort.rows * effort.columns)
@@ -319,10 +325,19 @@ def _rest(step: Step, made: Plan, effort: Effort) -> tuple[Any, Any]:
     return xp.append(c, 0.0), xp.where(xp.isnan(bound), xp.inf, bound)
 
 
-def prepare(step: Step, effort: Effort) -> Contour:
-    """The contour made for the step's epsilon, from which `evaluate` computes delta at other epsilons too."""
+def shift_to(step: Step, epsilon: Any) -> Any:
+    """By how much S is larger at the step's own epsilon than at this one."""
+    return step.steps * step.sign * xp.exp(step.sign * step.epsilon) * xp.expm1(step.sign * (epsilon - step.epsilon))
+
+
+def prepare(step: Step, effort: Effort, center: Any = None) -> Contour:
+    """The contour made for the step's epsilon, from which `evaluate` computes delta at other epsilons too.
+
+    center: the epsilon for which the tilts are chosen, if not the step's own.
+    """
     still = jax.tree_util.tree_map(xp.stop_gradient, step)
     made = plan(still)
+    shift = 0.0 if center is None else shift_to(still, center)
     # Loops replace branches: in a batch, a branch would compute both sides for every point.
     nodes, tilts = xp.zeros((MOST, effort.nodes)), xp.zeros((MOST, _ABOVE.size + _BELOW.size))
     each = dict.fromkeys(_Part._fields, xp.zeros(MOST)) | dict.fromkeys(("size", "angle"), nodes)
@@ -330,7 +345,7 @@ def prepare(step: Step, effort: Effort) -> Contour:
 
     def add(k: Any, parts: _Part) -> _Part:
         log_moment = log_ways(still.steps)[k] + (still.steps - k) * made.low + xp.where(k > 0, k * made.high, 0.0)
-        saddle = made.tilts[xp.argmin(log_moment - 2 * xp.log(made.tilts))]
+        saddle = made.tilts[xp.argmin(log_moment - shift * made.tilts - 2 * xp.log(made.tilts))]
         part = contour_of(step, made, k, saddle, effort)
         return _Part(*(xp.set_at(all_of, k, x) for all_of, x in zip(parts, part, strict=True)))
 
@@ -357,24 +372,23 @@ def evaluate(made: Contour, epsilon: Any, effort: Effort) -> Evaluation:
     still = jax.tree_util.tree_map(xp.stop_gradient, step)
     removes = step.sign > 0
     inside = step.sign * epsilon <= step.sign * step.epsilon
-    shift = step.steps * step.sign * xp.exp(step.sign * step.epsilon) * xp.expm1(step.sign * (epsilon - step.epsilon))
-    block = effort.rows * effort.columns
+    shift = shift_to(step, epsilon)
+    columns = effort.columns
 
     def add(k: Any, sums: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         part = _Part(*(x[k] for x in made.parts))
-        c = part.tilt
-        sizes, angles = part.size.reshape(-1, block), part.angle.reshape(-1, block)
-
-        def add_block(j: Any, total: Any) -> Any:
-            t = part.step * (block * j + np.arange(float(block)))
-            phase = angles[j] - t * shift[:, None]
-            factor = (c * c - t * t) * xp.cos(phase) + 2 * c * t * xp.sin(phase)
-            return total + xp.sum(sizes[j] / (c * c + t * t) * factor, axis=1)
-
-        value = xp.fori_loop(0, _blocks(part.nodes, effort), add_block, zero)
+        c, t = part.tilt, part.step * np.arange(float(effort.nodes))
+        a, b = (c * c - t * t) / (c * c + t * t), 2 * c * t / (c * c + t * t)
+        cosine, sine = part.size * xp.cos(part.angle), part.size * xp.sin(part.angle)
+        real, imag = (x.reshape(-1, columns) for x in (a * cosine + b * sine, a * sine - b * cosine))
+        # e^{-it shift} is the product of a power for the row and a power for the column of the node.
+        column, row = shift[:, None] * t[:columns], shift[:, None] * t[::columns]
+        waves = xp.stack([xp.cos(column), xp.sin(column)]).reshape(-1, columns).T
+        real, imag = (xp.exact_matmul(x, waves).reshape(-1, 2, shift.shape[0]) for x in (real, imag))
+        value = xp.sum((real[:, 0] + imag[:, 1]).T * xp.cos(row) + (imag[:, 0] - real[:, 1]).T * xp.sin(row), axis=1)
         log_total = part.log_total - c * shift
         error = part.error + part.turning * xp.abs(shift) + part.beyond
-        error = error + ULP * (effort.nodes + 16 + 4 * xp.abs(log_total) + 4 * xp.abs(c * shift)) * part.moduli
+        error = error + ULP * (effort.nodes + 48 + 4 * xp.abs(log_total) + 4 * xp.abs(c * shift)) * part.moduli
         growths = part.growths - (part.points - c) * shift[:, None]
         alias = _alias(growths, part.points, c, 2 * math.pi / part.step)
         low = xp.maximum(value - error - alias, 0.0)
@@ -390,8 +404,9 @@ def evaluate(made: Contour, epsilon: Any, effort: Effort) -> Evaluation:
     upper = upper + closed + closed_error + rest + _dropped(still, made.cut, made.top)
     lower = lower + closed - closed_error
     reliable = (estimate >= lower) & (estimate <= upper) & (upper - lower < 0.2 * upper)
-    simple = jumps.bracket(still, made.jump, xp.stop_gradient(epsilon))
-    lower, upper = xp.fmax(lower, simple.lower), xp.fmin(upper, simple.upper)
+    if effort.closed:
+        simple = jumps.bracket(still, made.jump, xp.stop_gradient(epsilon))
+        lower, upper = xp.fmax(lower, simple.lower), xp.fmin(upper, simple.upper)
     estimate = xp.where(reliable, estimate, xp.sqrt(xp.maximum(lower, 1e-4 * upper)) * xp.sqrt(upper))
     # The value is moved between the bounds; the derivatives stay those of the contour.
     estimate = estimate + xp.stop_gradient(xp.clip(estimate, lower, upper) - estimate)

@@ -9,19 +9,22 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp.allocation.bounds import EFFORTS, Effort, profile_log_delta
+from jaxdp.allocation.bounds import EFFORTS, profile_log_delta
 from jaxdp.interval import Bounds
 from jaxdp.numerics.special import normal_quantiles
 from jaxdp.runtime.arrays import xp
 from jaxdp.shuffle import rounds
 
-CELL = 96  # largest number of neighbouring epsilons that share a contour
-Cells = tuple[tuple[int, Effort], ...]  # (number of epsilons that share a contour, effort), tried in this order
-COARSE: Cells = ((12, EFFORTS[0]),)  # for the first grid
-FINE: Cells = ((CELL, EFFORTS[0]), (12, EFFORTS[0]), (12, EFFORTS[0]._replace(panels=192)), (12, EFFORTS[1]))
-_CLOSE, _MOST_GAP = 1e-4, 0.1  # gap of log delta that is small enough, and beyond which another contour is no use
+# Efforts of contours that many epsilons share, tried in this order.
+SHARED = (EFFORTS[0]._replace(nats=36.0), *EFFORTS)
+_FEWEST, _SHARING = 8, np.array([32, 128, 512])  # least number and batches of epsilons for which it is evaluated
+_CLOSE = 1e-4  # gap of log delta that is small enough where an epsilon matters most
+# Largest gap of log delta that is accepted, and allowed gap from which the bounds of a few epsilons are enough.
+_LARGEST, _ANY = 1.0, 1e3
+_FAR = 30.0  # nats below the largest tilted delta beyond which a mass does not matter
 _ALONE = 0.3  # points where one epoch alone decides / points where the tilted mass is
-FIRST, POINTS = CELL, 10 * CELL  # points of the first grid, which locates the mass, and of the grid that is fine there
+FIRST, POINTS = 96, 1920  # points of the first grid, which locates the mass, and of the grid that is fine there
+_BEYOND = 96  # points of the latter beyond the end of the mass
 
 
 def first_grid(steps: Any, noise: Any, total: Any, runs: Any) -> Any:
@@ -47,9 +50,29 @@ def first_grid(steps: Any, noise: Any, total: Any, runs: Any) -> Any:
 
 def fine_grid(first: Any, logs: Any, z: Any, log_end: Any) -> Any:
     """The grid `rounds.refined`, continued beyond its end for the losses of the swapped pair, which may be larger."""
-    grid = rounds.refined(first, logs, z, log_end, points=POINTS - CELL, alone=_ALONE)
+    grid = rounds.refined(first, logs, z, log_end, points=POINTS - _BEYOND, alone=_ALONE)
     end = xp.maximum(grid[-1], 1e-3 * first[-1])
-    return xp.concatenate([grid, xp.maximum(end * (first[-1] / end) ** np.linspace(0.0, 1.0, CELL), grid[-1])])
+    return xp.concatenate([grid, xp.maximum(end * (first[-1] / end) ** np.linspace(0.0, 1.0, _BEYOND), grid[-1])])
+
+
+def needed(grid: Any, first: Any, logs: Any, turned: Any, z: Any, log_end: Any) -> tuple[tuple[Any, Any], ...]:
+    """(allowed, least) of `log_profiles` on the grid, for the pair and for its swap.
+
+    The gaps grow with the distance, in nats, from where the mass of the pair is, from where it is after a tilt by z,
+    and from where one rare large loss makes up the composed delta. logs, turned: estimates on the grid ``first``.
+    log_end: as for `rounds.refined`.
+    """
+    known, swapped = (xp.interp(grid, first, xp.maximum(x, -1e300)) for x in (logs, turned))
+    tilted, off = known + z * grid, known - (log_end - rounds.LOG_SHARE)
+    weight = xp.maximum(xp.maximum(tilted - xp.max(tilted), known - xp.max(known)), xp.minimum(off, -0.5 * off))
+    # Near 0 an error must not change the slope by more than a cell does: or the masses would add up to more than 1.
+    following = xp.append(grid[1:], grid[-1])
+    near = xp.maximum(0.02 * following * (following - grid) * xp.exp(-2 * known[0]), 1e-9)
+    near = xp.where(grid < xp.exp(known[0]), near, xp.inf)
+    gaps = (_CLOSE * xp.exp(xp.minimum(-x, 50.0)) for x in (weight, swapped - xp.max(swapped)))
+    # A mass far right must stay small after a tilt somewhat larger than z.
+    least = xp.minimum(log_end, xp.max(tilted) - _FAR - 2 * z * grid), log_end + 0 * grid
+    return tuple((xp.minimum(gap, near), x) for gap, x in zip(gaps, least, strict=True))
 
 
 def upper_pair(grid: Any, forward: Any, backward: Any) -> tuple[Any, Any, Any, Any]:
@@ -71,32 +94,54 @@ def lower_pair(grid: Any, forward: Bounds, backward: Bounds) -> tuple[Any, Any, 
 
 
 def log_profiles(
-    steps: np.ndarray, noise: np.ndarray, sign: float, epsilon: np.ndarray, least: np.ndarray, cells: Cells
+    steps: np.ndarray, noise: np.ndarray, sign: float, epsilon: np.ndarray, allowed: np.ndarray, least: np.ndarray
 ) -> Bounds:
     """Bounds of log delta on grids (rows, points) of epsilons >= 0 that do not decrease along a row.
 
-    least: for each row, the log delta below which bounds need not be close. cells: the first entry is used everywhere,
-    each next entry where the bounds are not yet close.
+    allowed, least: for each epsilon, a gap of log delta that is small enough, and a log delta below which every upper
+    bound is small enough.
+
+    A contour is made for the epsilon with the largest cut that is left, and evaluated for those that follow; where its
+    bounds are close they are final. Its tilts are chosen for an epsilon in the middle. What cannot be made close waits
+    for the next effort.
     """
-    lower, upper = np.full(epsilon.size, -np.inf), np.zeros(epsilon.size)
-    pending, skipped = np.arange(epsilon.size), np.zeros(0, int)
-    for (size, effort), next_cell in zip(cells, (*cells[1:], None), strict=True):
-        places = pending.reshape(-1, size)
-        rows = places[:, 0] // epsilon.shape[1]
-        shared = epsilon.ravel()[places]
-        found = profile_log_delta(steps[rows], noise[rows], np.full(rows.shape, sign), shared, effort=effort)
-        lower[places] = np.fmax(lower[places], found.lower)
-        upper[places] = np.fmin(upper[places], found.upper)
-        gap = found.upper - found.lower
-        wide = (found.upper > least[rows, None]) & ~(gap <= _CLOSE)
-        retried = np.any(wide, axis=1)
-        pending, poor = places[retried], ~(gap[retried, -1 if sign > 0 else 0] <= _MOST_GAP)
-        # If a contour is poor at its own epsilon, further contours of the same effort are poor too: wait for the next.
-        same_effort = next_cell is not None and next_cell[1] == effort
-        skipped = np.append(skipped, pending[poor & same_effort])
-        pending = pending[~(poor & same_effort)].ravel()
-        if not same_effort:
-            pending, skipped = np.append(pending, skipped), skipped[:0]
-        if not pending.size and not skipped.size:
-            break
-    return Bounds(lower.reshape(epsilon.shape), upper.reshape(epsilon.shape))
+    lower, upper = np.full(epsilon.shape, -np.inf), np.zeros(epsilon.shape)
+    place = np.arange(epsilon.shape[1])
+    waiting = (allowed < _ANY) | (place[::-1] % _FEWEST == 0)
+    allowed = np.minimum(allowed, _LARGEST)
+    for effort in SHARED:
+        left, waiting, size = waiting, np.zeros(epsilon.shape, bool), _SHARING[-1]
+        while np.any(left):
+            rows = np.flatnonzero(np.any(left, axis=1))
+            order = np.argsort(~left[rows, :: -int(sign)], axis=1, kind="stable")[:, : _SHARING[-1]]
+            following = rows[:, None], order if sign < 0 else place[-1] - order
+            at = rows[:, None], following[1][:, :size]
+            live = left[at]
+            batch = _SHARING[np.searchsorted(_SHARING, live.shape[1])]
+            shared = np.where(live, epsilon[at], epsilon[at][:, :1])
+            shared = np.pad(shared, ((0, 0), (0, batch - shared.shape[1])), mode="edge")
+            now = effort._replace(closed=batch < _SHARING[-1])
+            found = profile_log_delta(steps[rows], noise[rows], np.full(rows.shape, sign), shared, effort=now)
+            lower[at] = np.where(live, np.fmax(lower[at], found.lower[:, : live.shape[1]]), lower[at])
+            upper[at] = np.where(live, np.fmin(upper[at], found.upper[:, : live.shape[1]]), upper[at])
+            close = live & ((upper[at] - lower[at] <= allowed[at]) | (upper[at] <= least[at]))
+            left[at] &= ~close
+            poor = ~close[:, :1]
+            if size == _FEWEST:
+                # A contour that is poor at its own epsilon says that many others of this effort are poor, too.
+                many = _FEWEST if effort == SHARED[-1] else _SHARING[-1]
+                given_up = left[following] & (np.arange(order.shape[1]) < np.where(poor, many, _FEWEST))
+                waiting[following] |= given_up
+                left[following] &= ~given_up
+            served = 0.25 * size if np.any(poor) else 1.5 * np.max(np.sum(close, axis=1))
+            size = int(np.clip(2 ** np.ceil(np.log2(served)), _FEWEST, _SHARING[-1]))
+    return Bounds(lower, _between_close(epsilon, upper, upper - lower <= allowed))
+
+
+def _between_close(epsilon: np.ndarray, upper: np.ndarray, close: np.ndarray) -> np.ndarray:
+    """The upper bounds, lowered to chords of the close ones: no steep cell may stand between two of these."""
+    place = np.arange(epsilon.shape[1])
+    left = np.maximum.accumulate(np.where(close, place, -1), axis=1)
+    right = np.minimum.accumulate(np.where(close, place, place.size)[:, ::-1], axis=1)[:, ::-1]
+    held = (left >= 0) & (right < place.size)
+    return rounds.by_rows(rounds.lowered, epsilon, upper, np.where(held, left, place), np.where(held, right, place))

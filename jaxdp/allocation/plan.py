@@ -12,7 +12,6 @@ from jaxdp.allocation.law import Step
 from jaxdp.numerics.special import log_normal_tail
 from jaxdp.runtime.arrays import xp
 
-NATS = 20.0  # nats by which the integrand falls up to the last node
 # log of the share of delta that uncounted large steps may contribute, and steps beyond which it grows like T.
 _REST, _MANY = math.log(1e-8), 3e4
 _GRID = 256  # points of the grid in x

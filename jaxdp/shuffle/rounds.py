@@ -76,19 +76,23 @@ def chorded(grid: Any, logs: Any) -> Any:
     spans = xp.asarray([2**k for k in range(size.bit_length() - 2, -1, -1)] * 2)
 
     def lower(i: Any, logs: Any) -> Any:
-        left, right = xp.maximum(place - spans[i], 0), xp.minimum(place + spans[i], size - 1)
-        before, after, whole = grid - grid[left], grid[right] - grid, grid[right] - grid[left]
-        # Where no chord is taken, its formula gets numbers at which it has a derivative.
-        between = (before > 0) & (after > 0) & (logs[left] > -xp.inf)
-        before, after, whole = (xp.where(between, width, 1.0) for width in (before, after, whole))
-        chord = xp.logaddexp(
-            log_expm1(before) + logs[right], before + log_expm1(after) + xp.where(between, logs[left], 0.0)
-        )
-        chord = chord - log_expm1(whole)
-        size_of = xp.abs(chord) - xp.log(whole)
-        return xp.where(between, xp.minimum(logs, chord + _CHARGE * (8 + size_of)), logs)
+        return lowered(grid, logs, xp.maximum(place - spans[i], 0), xp.minimum(place + spans[i], size - 1))
 
     return xp.fori_loop(0, spans.shape[0], lower, logs)
+
+
+def lowered(grid: Any, logs: Any, left: Any, right: Any) -> Any:
+    """Each log value, lowered to the chord, linear in e^epsilon, between the values at the indices left and right."""
+    before, after, whole = grid - grid[left], grid[right] - grid, grid[right] - grid[left]
+    # Where no chord is taken, its formula gets numbers at which it has a derivative.
+    between = (before > 0) & (after > 0) & (logs[left] > -xp.inf)
+    before, after, whole = (xp.where(between, width, 1.0) for width in (before, after, whole))
+    chord = xp.logaddexp(
+        log_expm1(before) + logs[right], before + log_expm1(after) + xp.where(between, logs[left], 0.0)
+    )
+    chord = chord - log_expm1(whole)
+    size_of = xp.abs(chord) - xp.log(whole)
+    return xp.where(between, xp.minimum(logs, chord + _CHARGE * (8 + size_of)), logs)
 
 
 def of_both_orders(grid: Any, logs: Any) -> Any:

@@ -23,8 +23,9 @@ from jaxdp.sources.contour import contour_route
 from jaxdp.sources.gaussian import gaussian_bounds
 
 _SIGNS = {"forward": 1.0, "reverse": -1.0}  # as in `jaxdp.allocation.law`
-_NEAR_END = 14.0  # nats above log(mass at infinity): bounds of a smaller log delta of an epoch need not be close
-_PAIR_GAP = 1e-5  # relative gap asked for composed pairs: about the error of the pairs themselves
+_ROUGH = 0.3  # gap of log delta that is small enough on the first grids
+_NEGLIGIBLE = 30.0  # nats below the log delta of a composition beyond which those of an epoch need not be known
+_PAIR_GAP = 1e-5  # relative gap asked for composed pairs
 _UNKNOWN_NATS = 20.0  # -log delta for which the first grids are made if epsilon is given instead of delta
 _WIDEST = 6.0  # nats below the upper bound of a log delta beyond which its lower bound says nothing about its size
 
@@ -187,8 +188,9 @@ def _pairs(blocks: list[_Block], direction: str, fine: bool, delta: Any, epsilon
         for block, settings in zip(blocks, flat, strict=True)
     ]
     signs = (1.0, -1.0) if direction == "forward" else (-1.0, 1.0)
+    least = -np.max(target, initial=0.0) - _NEGLIGIBLE
     profiles = [
-        [finite.log_profiles(*settings, sign, x, np.zeros(len(x)), finite.COARSE) for sign in signs]
+        [finite.log_profiles(*settings, sign, x, np.full(x.shape, _ROUGH), np.full(x.shape, least)) for sign in signs]
         for settings, x in zip(flat, grids, strict=True)
     ]
     if not fine:
@@ -203,10 +205,11 @@ def _pairs(blocks: list[_Block], direction: str, fine: bool, delta: Any, epsilon
     targets = (-target, unknown) if epsilon is None else (unknown, np.clip(epsilon, 0.0, bounds.LARGEST_EPSILON))
     z, total = rounds.by_rows(rounds.tilt, *joined, counts, *targets)
     log_end = total - np.log(np.maximum(runs, 1.0)) + rounds.LOG_SHARE
-    for block, settings, first, log in zip(blocks, flat, grids, logs, strict=True):
+    for block, settings, first, log, turn in zip(blocks, flat, grids, logs, turned, strict=True):
         tilts, ends = spread(block, z, log_end)
         grid = rounds.by_rows(finite.fine_grid, first, log, tilts, ends)
-        sides = [finite.log_profiles(*settings, sign, grid, ends + _NEAR_END, finite.FINE) for sign in signs]
+        needed = rounds.by_rows(finite.needed, grid, first, log, turn, tilts, ends)
+        sides = [finite.log_profiles(*settings, sign, grid, *side) for sign, side in zip(signs, needed, strict=True)]
         yield _enclosed(grid, sides, block)
 
 
