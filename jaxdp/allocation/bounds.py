@@ -179,13 +179,14 @@ def allocation_epsilon(
 def profile_log_delta(steps: Any, noise: Any, sign: Any, epsilon: Any, *, effort: Effort) -> Bounds:
     """Bounds of log delta at epsilons >= 0, all from the contour of the first, which has the largest cut.
 
-    This is the largest epsilon for sign = 1, the smallest for sign = -1.
+    This is the largest epsilon for sign = 1, the smallest for sign = -1. The tilts are chosen for the epsilon five
+    eighths of the way to the last.
     """
     scale = 1 / noise
     inside = (steps > 1) & (epsilon <= LARGEST_EPSILON)
     safe = xp.where(inside, epsilon, 1.0)
     step = Step(xp.maximum(steps, 2.0), scale, safe[0], sign)
-    prepared = contour.prepare(step, effort, safe[safe.shape[0] // 2])
+    prepared = contour.prepare(step, effort, safe[5 * safe.shape[0] // 8])
     values = contour.evaluate(prepared, safe, effort)
     one_step = gaussian.delta_bounds(scale, epsilon, 4 * ULP)
     one_step_lower, one_step_upper = (xp.log(xp.maximum(side, LEAST_DELTA)) for side in one_step)

@@ -88,7 +88,8 @@ class Contour(NamedTuple):
     """All data of one step from which `evaluate` computes delta at neighbouring epsilons. Made by `prepare`.
 
     parts: part k, k < count, is the contour of k large steps; later parts are unused. rest: logs of bounds of the
-    contribution of `count` or more large steps to delta, each at a tilt of rest_tilts. jump: data of `jumps.bracket`.
+    contribution of `count` or more large steps to delta, each at a tilt of rest_tilts. jump: data of `jumps.bracket`,
+    or None without it.
     """
 
     step: Step
@@ -99,7 +100,7 @@ class Contour(NamedTuple):
     parts: _Part
     rest_tilts: Any
     rest: Any
-    jump: jumps.Splits
+    jump: jumps.Splits | None
 
 
 def _edges(step: Step, made: Plan, c: Any, t: Any, panels: int) -> Any:
@@ -290,7 +291,7 @@ def contour_of(live: Step, made: Plan, large: Any, c: Any, effort: Effort) -> _P
         angle=angle,
         moduli=xp.sum(size),
         error=xp.sum(largest * relative),
-        turning=4 * ULP * xp.sum(largest * t),
+        turning=16 * ULP * xp.sum(largest * t),
         beyond=tail.integral(parts, powers, c, last) / math.pi,
         points=points,
         growths=growths,
@@ -358,7 +359,7 @@ def prepare(step: Step, effort: Effort, center: Any = None) -> Contour:
         lambda index, _: _rest(still, made._replace(rest_tilt=made.rest_tilt + index), effort),
         nothing,
     )
-    splits = jumps.prepare(still)
+    splits = jumps.prepare(still) if effort.closed else None
     return Contour(step, still.cut(), made.split, made.top, made.count, parts, rest_tilts, rest, splits)
 
 
@@ -388,7 +389,7 @@ def evaluate(made: Contour, epsilon: Any, effort: Effort) -> Evaluation:
         value = xp.sum((real[:, 0] + imag[:, 1]).T * xp.cos(row) + (imag[:, 0] - real[:, 1]).T * xp.sin(row), axis=1)
         log_total = part.log_total - c * shift
         error = part.error + part.turning * xp.abs(shift) + part.beyond
-        error = error + ULP * (effort.nodes + 48 + 4 * xp.abs(log_total) + 4 * xp.abs(c * shift)) * part.moduli
+        error = error + ULP * (effort.nodes + 48 + 4 * xp.abs(log_total) + 16 * xp.abs(c * shift)) * part.moduli
         growths = part.growths - (part.points - c) * shift[:, None]
         alias = _alias(growths, part.points, c, 2 * math.pi / part.step)
         low = xp.maximum(value - error - alias, 0.0)
@@ -404,7 +405,7 @@ def evaluate(made: Contour, epsilon: Any, effort: Effort) -> Evaluation:
     upper = upper + closed + closed_error + rest + _dropped(still, made.cut, made.top)
     lower = lower + closed - closed_error
     reliable = (estimate >= lower) & (estimate <= upper) & (upper - lower < 0.2 * upper)
-    if effort.closed:
+    if made.jump is not None:
         simple = jumps.bracket(still, made.jump, xp.stop_gradient(epsilon))
         lower, upper = xp.fmax(lower, simple.lower), xp.fmin(upper, simple.upper)
     estimate = xp.where(reliable, estimate, xp.sqrt(xp.maximum(lower, 1e-4 * upper)) * xp.sqrt(upper))

@@ -17,10 +17,11 @@ from jaxdp.shuffle import rounds
 
 # Efforts of contours that many epsilons share, tried in this order.
 SHARED = (EFFORTS[0]._replace(nats=36.0), *EFFORTS)
-_FEWEST, _SHARING = 8, np.array([32, 128, 512])  # least number and batches of epsilons for which it is evaluated
+# A contour is evaluated for 8 to 512 epsilons, filled up to one of three numbers for which programs are compiled.
+_FEWEST, _BATCHES = 8, (32, 128, 512)
 _CLOSE = 1e-4  # gap of log delta that is small enough where an epsilon matters most
-# Largest gap of log delta that is accepted, and allowed gap from which the bounds of a few epsilons are enough.
-_LARGEST, _ANY = 1.0, 1e3
+_LARGEST = 1.0  # largest gap of log delta that counts as close
+_ANY = 1e3  # allowed gap from which the bounds of every eighth epsilon are enough
 _FAR = 30.0  # nats below the largest tilted delta beyond which a mass does not matter
 _ALONE = 0.3  # points where one epoch alone decides / points where the tilted mass is
 FIRST, POINTS = 96, 1920  # points of the first grid, which locates the mass, and of the grid that is fine there
@@ -71,7 +72,7 @@ def needed(grid: Any, first: Any, logs: Any, turned: Any, z: Any, log_end: Any) 
     near = xp.where(grid < xp.exp(known[0]), near, xp.inf)
     gaps = (_CLOSE * xp.exp(xp.minimum(-x, 50.0)) for x in (weight, swapped - xp.max(swapped)))
     # A mass far right must stay small after a tilt somewhat larger than z.
-    least = xp.minimum(log_end, xp.max(tilted) - _FAR - 2 * z * grid), log_end + 0 * grid
+    least = xp.minimum(log_end, xp.max(tilted) - _FAR - 2 * z * grid), xp.full_like(grid, log_end)
     return tuple((xp.minimum(gap, near), x) for gap, x in zip(gaps, least, strict=True))
 
 
@@ -102,39 +103,44 @@ def log_profiles(
     bound is small enough.
 
     A contour is made for the epsilon with the largest cut that is left, and evaluated for those that follow; where its
-    bounds are close they are final. Its tilts are chosen for an epsilon in the middle. What cannot be made close waits
-    for the next effort.
+    bounds are close they are final. Its tilts are chosen for the epsilon five eighths of the way to the last. What
+    cannot be made close waits for the next effort.
     """
     lower, upper = np.full(epsilon.shape, -np.inf), np.zeros(epsilon.shape)
     place = np.arange(epsilon.shape[1])
     waiting = (allowed < _ANY) | (place[::-1] % _FEWEST == 0)
     allowed = np.minimum(allowed, _LARGEST)
     for effort in SHARED:
-        left, waiting, size = waiting, np.zeros(epsilon.shape, bool), _SHARING[-1]
+        left, waiting, size = waiting, np.zeros(epsilon.shape, bool), _BATCHES[-1]
         while np.any(left):
             rows = np.flatnonzero(np.any(left, axis=1))
-            order = np.argsort(~left[rows, :: -int(sign)], axis=1, kind="stable")[:, : _SHARING[-1]]
+            # The epsilons that are left, those with the largest cut first; others fill up rows that have fewer.
+            order = np.argsort(~left[rows, :: -int(sign)], axis=1, kind="stable")[:, : _BATCHES[-1]]
             following = rows[:, None], order if sign < 0 else place[-1] - order
             at = rows[:, None], following[1][:, :size]
             live = left[at]
-            batch = _SHARING[np.searchsorted(_SHARING, live.shape[1])]
+            count = live.shape[1]
+            batch = next(x for x in _BATCHES if x >= count)
+            start = 5 * (batch - count) // 8
             shared = np.where(live, epsilon[at], epsilon[at][:, :1])
-            shared = np.pad(shared, ((0, 0), (0, batch - shared.shape[1])), mode="edge")
-            now = effort._replace(closed=batch < _SHARING[-1])
+            shared = np.pad(shared, ((0, 0), (start, batch - count - start)), mode="edge")
+            # Closed forms take long for many epsilons.
+            now = effort._replace(closed=batch < _BATCHES[-1])
             found = profile_log_delta(steps[rows], noise[rows], np.full(rows.shape, sign), shared, effort=now)
-            lower[at] = np.where(live, np.fmax(lower[at], found.lower[:, : live.shape[1]]), lower[at])
-            upper[at] = np.where(live, np.fmin(upper[at], found.upper[:, : live.shape[1]]), upper[at])
+            low, high = (side[:, start : start + count] for side in found)
+            lower[at] = np.where(live, np.fmax(lower[at], low), lower[at])
+            upper[at] = np.where(live, np.fmin(upper[at], high), upper[at])
             close = live & ((upper[at] - lower[at] <= allowed[at]) | (upper[at] <= least[at]))
             left[at] &= ~close
             poor = ~close[:, :1]
             if size == _FEWEST:
                 # A contour that is poor at its own epsilon says that many others of this effort are poor, too.
-                many = _FEWEST if effort == SHARED[-1] else _SHARING[-1]
+                many = _FEWEST if effort == SHARED[-1] else _BATCHES[-1]
                 given_up = left[following] & (np.arange(order.shape[1]) < np.where(poor, many, _FEWEST))
                 waiting[following] |= given_up
                 left[following] &= ~given_up
-            served = 0.25 * size if np.any(poor) else 1.5 * np.max(np.sum(close, axis=1))
-            size = int(np.clip(2 ** np.ceil(np.log2(served)), _FEWEST, _SHARING[-1]))
+            wanted = 0.25 * size if np.any(poor) else 1.5 * np.max(np.sum(close, axis=1))
+            size = int(np.clip(2 ** np.ceil(np.log2(wanted)), _FEWEST, _BATCHES[-1]))
     return Bounds(lower, _between_close(epsilon, upper, upper - lower <= allowed))
 
 
