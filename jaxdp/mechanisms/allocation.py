@@ -72,7 +72,7 @@ class RandomAllocation(Mechanism):
     Not covered: correlated (matrix) noise, and shuffling into batches of fixed size, where steps depend on each other.
 
     Accuracy: the relative gap of one epoch is at most 1e-6 in most settings of three or more steps, and 7e-6 for two
-    steps. For several epochs it is 4e-7 to 7e-5, at seconds a point. docs/limits.md has the measured figures.
+    steps. For several epochs it is 4e-7 to 1e-4, at seconds a point. docs/limits.md has the measured figures.
 
     Sources: Shenfeld and Feldman 2025 (Theorem 3.1, Lemma 3.2), Chua et al. 2024, Choquette-Choo et al. 2025. Proofs
     of the pair and of every bound: notebooks/proofs/allocation.md, sections 1 to 10.
