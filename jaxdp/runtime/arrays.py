@@ -176,7 +176,7 @@ def _set_at(x: Any, place: Any, value: Any) -> Any:
 
 
 _ONE_THREAD = 2**18  # scalar multiplications up to which OpenBLAS multiplies two matrices in the calling thread
-_LEAST_DEPTH = 128  # shortest slice of the inner axis that is worth a matrix product of its own
+_HEIGHT, _DEPTH = 32, 256  # rows and least length of the inner axis of the pieces of a product
 
 
 def _host_matmul(left: Any, right: Any) -> Any:
@@ -187,14 +187,18 @@ def _host_matmul(left: Any, right: Any) -> Any:
     if np.ndim(left) != 2 or np.ndim(right) != 2 or left.size * right.shape[1] <= _ONE_THREAD:
         return np.matmul(left, right)
     (rows, depth), columns = left.shape, right.shape[1]
-    height = min(max(_ONE_THREAD // (min(depth, _LEAST_DEPTH) * columns), 1), rows)
-    length = max(_ONE_THREAD // (height * columns), 1)
-
-    def product(some_rows: Any) -> Any:
-        slices = (slice(i, i + length) for i in range(0, depth, length))
-        return functools.reduce(np.add, (np.matmul(some_rows[:, part], right[part]) for part in slices))
-
-    return np.concatenate([product(left[i : i + height]) for i in range(0, rows, height)])
+    height = min(rows, _HEIGHT)
+    width = min(columns, max(_ONE_THREAD // (height * min(depth, _DEPTH)), 1))
+    end = rows - rows % height
+    if end < rows:
+        return np.concatenate([_host_matmul(part, right) for part in (left[:end], left[end:])])
+    end = columns - columns % width
+    if end < columns:
+        return np.concatenate([_host_matmul(left, part) for part in (right[:, :end], right[:, end:])], axis=1)
+    length = _ONE_THREAD // (height * width)
+    high, wide = left.reshape(-1, 1, height, depth), np.moveaxis(right.reshape(depth, -1, width), 1, 0)
+    pieces = (np.matmul(high[..., i : i + length], wide[:, i : i + length]) for i in range(0, depth, length))
+    return np.swapaxes(functools.reduce(np.add, pieces), 1, 2).reshape(rows, columns)
 
 
 def _one_by_one(function: Callable[[float], float]) -> Callable[[Any], Any]:
