@@ -209,6 +209,8 @@ def test_composing_nothing_releases_nothing():
     assert jaxdp.epsilon(jaxdp.compose(), 1e-9) == 0
     assert jaxdp.delta(jaxdp.compose(), 0.0) == 0
     assert jaxdp.epsilon(jaxdp.PoissonSampled(jaxdp.compose(), 0.5), 1e-9) == 0
+    assert jaxdp.renyi(jaxdp.compose(), [2.0, np.inf]) == pytest.approx([0, 0], abs=0)
+    assert jaxdp.log_mgf(jaxdp.compose(), 1j) == 0
 
 
 @pytest.mark.parametrize("kind", [np.float16, np.float32, jnp.bfloat16, np.int8])

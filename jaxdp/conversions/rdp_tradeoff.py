@@ -31,7 +31,7 @@ from jaxdp.typing import Array, Real
 # Bisection steps for the logit of p*. The last interval is at most 3.3e-10 wide, which is the relative accuracy of p*.
 _HALVINGS = 42
 # Cells of the grid of logits of x, and how often the grid is refined around the maximum over x.
-_CELLS, _ROUNDS = 40, 6
+_CELLS, _ROUNDS = 40, 8
 # Largest |logit| of the grid: expit(-700) is 1e-304. Tests with x beyond the grid are bounded by monotonicity.
 _FAR = 700.0
 _Pair: TypeAlias = tuple[jax.Array, jax.Array]

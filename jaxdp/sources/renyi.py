@@ -65,11 +65,11 @@ def _blur_of_renyi(stacks: tuple[Stack, ...], order: Any) -> float:
     return _blur(stacks) / max(order - 1, _SMALLEST)
 
 
-def _by_numpy(stacks: tuple[Stack, ...], *_: Any, direction: str) -> int:
+def _by_numpy(stacks: tuple[Stack, ...], points: Any, *, direction: str) -> int:
     """Points that NumPy computes before a program is compiled; on a CPU the program of shuffled rounds is no faster."""
     if platform() == "cpu" and any(isinstance(record, Shuffled) for record, _ in stacks):
         return 10**6
-    return 2048 if many(stacks) and _at_once(stacks, direction=direction) > 1 else 256
+    return 2048 if many((stacks, points)) and _at_once(stacks, direction=direction) > 1 else 256
 
 
 def _at_once(stacks: tuple[Stack, ...], *_: Any, direction: str) -> int:
