@@ -165,7 +165,7 @@ def bracket(by, make, eps, *, c, period, nodes, quadrature=256, smooth=False, cu
         above, below = c * xp.array([1.05, 1.3, 2.0, 4.0]), c * xp.array([0.3, 1.0, 3.0])
         k_above = subject.real(above, cut, 1024)
         k_below = subject.real_swapped(below, cut, 1024)
-        plan = Plan(c, period, cut, Sides(above, k_above, below, k_below))
+        plan = Plan(c, period, np.zeros(()), cut, Sides(above, k_above, below, k_below))
         line = contour.build(subject, plan, effort)
         sums = contour.evaluate(line, contour.aliases(line, subject), subject, eps, xp.zeros(()))
         return sums.lower, sums.upper

@@ -121,7 +121,7 @@ def bracket_by(nodes, size, direction):
         band = band_of(spectrum, size, *ends)
         above = c * xp.array([1.05, 1.3, 2.0, 4.0])
         k_above, masses = bounds_of(band, above)
-        plan = Plan(c, period, nothing[0], Sides(above, k_above, nothing, nothing + xp.inf))
+        plan = Plan(c, period, np.zeros(()), nothing[0], Sides(above, k_above, nothing, nothing + xp.inf))
         one = jax.tree_util.tree_map(lambda x: x[None], bands.one_band(band, plan, masses, Effort(nodes, size, False)))
         sums = bands.band_sums(spectrum, one, xp.zeros(()), eps, xp.zeros(()))
         return sums.lower, sums.upper

@@ -42,6 +42,7 @@ class Plan(NamedTuple):
 
     c: jax.Array  # abscissa
     period: jax.Array  # alias period 2 pi / h
+    log_height: jax.Array  # log of the integrand at c, relative to delta; rough
     cut: jax.Array  # outcome beyond which the mass of a step is charged like mass at infinity
     sides: Sides
 
@@ -273,7 +274,7 @@ def plan_comparison(spectrum: Spectrum, eps: jax.Array, log_delta: jax.Array, si
     height = _log_integrand(candidates, spectrum.rough(candidates, cut, size), eps)
     small = height <= log_delta - 1
     c = candidates[xp.where(xp.any(small), xp.argmax(small), xp.argmin(height))]
-    return Plan(c, (5 - log_delta) / c, cut, Sides(*[xp.zeros(1)] * 4))
+    return Plan(c, (5 - log_delta) / c, xp.zeros(()), cut, Sides(*[xp.zeros(1)] * 4))
 
 
 def _above(candidates: jax.Array, k: jax.Array, eps: jax.Array) -> jax.Array:
@@ -287,13 +288,13 @@ def _below(spectrum: Spectrum, above: jax.Array, cut: jax.Array, size: int) -> t
     return below, spectrum.real_swapped(below, cut, size)
 
 
-def _choose(candidates, k, eps, log_delta, sides: Sides, masses: Masses | None = None) -> tuple[jax.Array, jax.Array]:
-    """(c, period) of the candidate abscissa that allows the largest step without much cancellation."""
+def _choose(candidates, k, eps, log_delta, sides: Sides, masses: Masses | None = None) -> tuple[jax.Array, ...]:
+    """(c, period, log_height) of the candidate abscissa that allows the largest step without much cancellation."""
     height = _log_integrand(candidates, k, eps)
     cancels = ~(height <= xp.min(height) + _CANCELLATION)
     periods = xp.vmap(lambda c: _shortest_period(c, eps, log_delta, sides, masses))(candidates)
     best = xp.argmin(xp.where(cancels, xp.inf, xp.log(periods) + _CANCELLATION_COST * height))
-    return candidates[best], periods[best]
+    return candidates[best], periods[best], height[best] - log_delta
 
 
 class Aliases(NamedTuple):

@@ -97,8 +97,9 @@ def build_truncated(spectrum: Spectrum, plan: Plan, effort: Effort) -> Contour:
     if effort.smooth:
         places = end * _PLACES
         known = log_held(spectrum, lines, end, places)
-        # rough errors relative to delta: of the nodes left out, and of smoothing
-        cost = xp.where(_PLACES > 1, xp.exp(known), 0.0) * (effort.nodes / (25 * end**2)) + 16 / places**2
+        # rough errors relative to c (c + 1) delta: of the nodes left out, and of smoothing
+        left_out = xp.exp(xp.clip(known + plan.log_height, -700.0, 700.0)) / (xp.pi * end)
+        cost = xp.where(_PLACES > 1, left_out, 0.0) + 16 / places**2
         best = xp.argmin(cost)
         until, held = xp.lookup(places, best), xp.lookup(known, best)
         extra, mixing = _smoothing(until, spectrum.mu2, fallen)

@@ -41,11 +41,14 @@ class Asked(NamedTuple):
 
     gap: relative gap of the bounds. near: for each row a target; the gap may grow with the distance from it, see
     `gap_near`. None: it does not grow. upper_only: compute a lower bound only where it helps to find the upper bound.
+    apart: for each row a lower bound from elsewhere, or 0, that the pair's upper bound does not approach. The gap of
+    the pair's own bounds may grow to a hundredth of their relative distance from it, if that is at most 20 times the gap.
     """
 
     gap: float
     near: np.ndarray | None = None
     upper_only: bool = False
+    apart: np.ndarray | None = None
 
     def at_least(self, gap: float) -> "Asked":
         """A copy whose gap is not below ``gap``."""
@@ -53,11 +56,16 @@ class Asked(NamedTuple):
 
     def rows(self, rows: np.ndarray) -> "Asked":
         """A copy for the given rows."""
-        return self if self.near is None else self._replace(near=self.near[rows])
+        near, apart = (None if each is None else each[rows] for each in (self.near, self.apart))
+        return self._replace(near=near, apart=apart)
 
     def allowed(self, lower: np.ndarray, upper: np.ndarray) -> Any:
         """The relative gap at which a row with these bounds is done."""
-        return self.gap if self.near is None else gap_near(self.near, self.gap, lower, upper)
+        gap = self.gap if self.near is None else gap_near(self.near, self.gap, lower, upper)
+        if self.apart is None:
+            return gap
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.fmax(gap, np.fmin(_SHARE_OF_APART * (1 - self.apart / upper), _MOST_APART * self.gap))
 
 
 # (params, target, bounds known so far, accuracy asked for) -> Answer. params: a pytree, first axis the batch.
@@ -66,6 +74,7 @@ Side = Callable[[Any, np.ndarray, Asked], tuple[Any, Any]]  # (params, target, a
 VACUOUS = {"epsilon": np.inf, "delta": 1.0}  # upper bounds that always hold
 BESIDE_GRADIENT = Asked(1e-6)  # accuracy of the bounds that are returned together with a derivative
 _GAP_PER_NAT, _LARGEST_GAP = 0.05, 0.2  # of `gap_near`: gap for each nat of distance from the target, largest gap
+_SHARE_OF_APART, _MOST_APART = 0.01, 20.0  # see `Asked.apart`
 _NEGLIGIBLE = {"epsilon": 1e-9, "delta": SMALLEST}  # upper bounds up to these are not narrowed
 _ZERO = 1e-12  # an epsilon up to this is taken for 0, where its derivative is 0; a search may end there
 

@@ -62,9 +62,7 @@ _SMALL, _SMALL_GAP = 1e-20, 100.0
 _SHARE_OF_GAP = 0.3  # of the gap asked for
 _SHARE_OF_DISTANCE = 0.5  # of the relative distance between the dominating pair's upper and the other's lower bound
 _APART = 4.0  # pairs whose upper bounds differ by more than this multiple of the gap are too far apart to meet it
-_ROUGH = 20.0  # multiple of the gap that suffices where only a dominating pair is known: the pair has its own error
 _LEAST_PART = 1e-13  # error of the swapped pair's delta at a negative epsilon that is always small enough
-_ROUGHEST = 0.01  # largest gap that _ROUGH leads to, unless a larger gap is asked for
 
 
 def _by_numpy(stacks: Any, *_: Any, effort: Effort, direction: str, **__: Any) -> int:
@@ -268,8 +266,8 @@ class _Between:
     def __call__(self, params: Any, target: Any, known: Known, asked: Asked) -> Answer:
         pairs = _enclosing_pairs(params, self.direction, self.fine)
         if pairs is None:
-            rough = min(asked.gap * _ROUGH, max(asked.gap, _ROUGHEST))
-            ((_, upper),) = intersect(self.verb, [self.sources], params, target, asked._replace(gap=rough))
+            asked = asked._replace(apart=np.zeros(target.shape))
+            ((_, upper),) = intersect(self.verb, [self.sources], params, target, asked)
             return Answer(np.zeros(target.shape), upper)
         if not self.last:
             twice, allowed = np.tile(np.arange(target.size), 2), functools.partial(_allowed, asked)
@@ -320,16 +318,18 @@ class _Symmetric:
 
     def __call__(self, params: Any, target: Any, known: Known, asked: Asked) -> Answer:
         attained = _attained(params, "replace")
-        accuracy = asked if np.any(attained) else asked._replace(upper_only=True)
-        ((lower, upper),) = intersect(self.verb, [self.sources], params, target, accuracy)
-        lower = np.where(attained, lower, 0.0)
-        if not (asked.upper_only or np.all(attained)):
+        if np.all(attained):
+            accuracy, beside = asked, np.zeros(target.shape)
+        else:
             orders = [contour_route(params, direction).sources[self.verb] for direction in ("forward", "reverse")]
             found = intersect(self.verb, orders, params, target, asked)
             rest = tuple((record, times) for record, times in params if not isinstance(record, FixedSizeSampled))
             if rest:
                 found += intersect(self.verb, [contour_route(rest, "replace").sources[self.verb]], rest, target, asked)
-            lower = np.maximum.reduce([lower, *(side for side, _ in found)])
+            beside = np.maximum.reduce([lower for lower, _ in found])
+            accuracy = asked._replace(upper_only=not np.any(attained), apart=np.where(attained, np.nan, beside))
+        ((lower, upper),) = intersect(self.verb, [self.sources], params, target, accuracy)
+        lower = np.fmax(np.where(attained, lower, 0.0), beside)
         return Answer(np.fmin(lower, upper), upper, True)
 
 
