@@ -33,7 +33,9 @@ from jaxdp.numerics.roots import Evaluation, proved_ends
 from jaxdp.numerics.rounding import ULP as _ULP
 from jaxdp.runtime.arrays import xp
 
-SMOOTH_EXPONENT = 16.0  # nats by which smoothing plus all Gaussians of the composition damp |M| where other bounds end
+# Nats by which smoothing plus all Gaussians of the composition damp |M| where other bounds end: at least 16, and so many
+# that the nodes left out are negligible beside delta.
+SMOOTH_EXPONENT, _MOST_NATS, _NEGLIGIBLE = 16.0, 80.0, 5.0
 _FALLEN = 40.0  # nats by which the sampled steps must have decayed at the last node so that no smoothing is used
 _PLACES = 2.0 ** np.arange(10)  # multiples of the last node's t, up to one of which finite laws are bounded
 _TRIES = 12  # largest number of tested points in a search for epsilon with a small effort
@@ -99,10 +101,10 @@ def build_truncated(spectrum: Spectrum, plan: Plan, effort: Effort) -> Contour:
         known = log_held(spectrum, lines, end, places)
         # rough errors relative to c (c + 1) delta: of the nodes left out, and of smoothing
         left_out = xp.exp(xp.clip(known + plan.log_height, -700.0, 700.0)) / (xp.pi * end)
-        cost = xp.where(_PLACES > 1, left_out, 0.0) + 16 / places**2
-        best = xp.argmin(cost)
-        until, held = xp.lookup(places, best), xp.lookup(known, best)
-        extra, mixing = _smoothing(until, spectrum.mu2, fallen)
+        nats = xp.clip(plan.log_height + xp.log(places) + _NEGLIGIBLE, SMOOTH_EXPONENT, _MOST_NATS)
+        best = xp.argmin(xp.where(_PLACES > 1, left_out, 0.0) + nats / places**2)
+        until, held, nats = (xp.lookup(x, best) for x in (places, known, nats))
+        extra, mixing = _smoothing(until, nats, spectrum.mu2, fallen)
     mu2 = spectrum.mu2 + extra[0]
     tail = log_tail(spectrum, lines, fallen, until, mu2)
     if effort.smooth:
@@ -136,9 +138,9 @@ def table(values: jax.Array) -> jax.Array:
     return padded.reshape(-1, rows, columns)
 
 
-def _smoothing(end: jax.Array, mu2: jax.Array, fallen: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """([s^2, (2s)^2], w): mu2 + s^2 damps t = end by SMOOTH_EXPONENT nats; s = 0 if ``fallen`` shows decay enough."""
-    s2 = xp.maximum(2 * SMOOTH_EXPONENT / end**2 - mu2, 0.0)
+def _smoothing(end: jax.Array, nats: jax.Array, mu2: jax.Array, fallen: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """([s^2, (2s)^2], w): mu2 + s^2 damps t = end by this many nats; s = 0 if ``fallen`` shows decay enough."""
+    s2 = xp.maximum(2 * nats / end**2 - mu2, 0.0)
     s2 = xp.where(fallen < -_FALLEN, 0.0, s2)
     s = xp.sqrt(s2)
     near, far = xp.erf(s / np.sqrt(8.0)), xp.erf(s / np.sqrt(2.0))

@@ -14,7 +14,9 @@ from jaxdp.typing import Array
 _LEAST_RATIO = 1e-100  # replaces a smaller modulus of m(c + it)/m(c)
 _RECIPROCALS = (1 / np.arange(20.0, 2.0, -1.0)).astype(complex)  # 1/k in Horner's form of e^z - 1 - z, |z| <= 1
 _TABLE_UNITS = 640  # error of the tables and their products, in 2^-53 (notebooks/proofs/contour_certificate.md, 5)
-_GOOD = 1e-12  # largest Line.error at which the error of the tilted mean is treated as a shift of the loss
+# Largest Line.error at which the error of the tilted mean is treated as a shift of the loss: in general, and where most
+# of that error is the losses' own (blur). With larger errors of weights, next to the supremum, a shift costs more.
+_GOOD, _GOOD_IF_BLURRED = 1e-12, 1e-9
 
 
 class Line(NamedTuple):
@@ -42,12 +44,14 @@ def _tilted(z: Array, loss: Array, log_weight: Array, blur: Array) -> tuple[jax.
     """(log m(z), weights tilted to z, relative error of each weight, relative error of m(z), which is their mean)."""
     z = xp.asarray(z)[..., None]
     exponents = log_weight + z * loss
-    log_m = xp.logsumexp(exponents, axis=-1, keepdims=True)
+    largest = xp.max(exponents, axis=-1, keepdims=True)
+    largest = xp.where(xp.isfinite(largest), largest, 0.0)
+    log_m = largest + xp.log(sum_in_blocks(xp.exp(exponents - largest))[..., None])
     live = log_weight > -xp.inf
     size = xp.where(live, xp.abs(log_weight) + (1 + xp.abs(z)) * xp.abs(loss) + xp.abs(log_m) + 8, 0.0)
     off = 4 * ULP * size + (1 + xp.abs(z)) * blur
     weight = xp.where(live, xp.exp(exponents - log_m), 0.0)
-    error = xp.sum(weight * off, axis=-1) + loss.shape[-1] * ULP
+    error = xp.sum(weight * off, axis=-1) + (sum(blocks_of(loss.shape[-1])) + 4) * ULP
     # The error is of first order: no bound (inf) if the exponent of a weight that may matter is off by more than 1/4.
     unsure = xp.any(live & (off > 0.25) & (exponents - log_m + off > -745.0), axis=-1)
     return log_m[..., 0], weight, off, xp.where(unsure, xp.inf, error)
@@ -100,7 +104,8 @@ def mean_loss(line: Any, shifted: bool = True) -> tuple[jax.Array, jax.Array]:
 
 def _is_good(line: Any) -> jax.Array:
     """Whether the error of the tilted mean is treated as a shift of the loss."""
-    return line.error < _GOOD
+    weights, losses = xp.sum(line.drift, axis=-1)
+    return (line.error < _GOOD) | (line.error < _GOOD_IF_BLURRED) & (weights <= losses)
 
 
 def _weighted(w_re: jax.Array, w_im: jax.Array, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -183,8 +188,8 @@ def blocks_of(terms: int) -> tuple[int, int]:
 def sum_in_blocks(rows: jax.Array) -> jax.Array:
     """Sums over the last axis, taken in the blocks of `blocks_of`."""
     terms, blocks = blocks_of(rows.shape[-1])
-    padded = xp.pad(rows, ((0, 0), (0, terms * blocks - rows.shape[-1])))
-    return xp.sum(xp.sum(padded.reshape(-1, blocks, terms), axis=-1), axis=-1)
+    padded = xp.pad(rows, ((0, 0),) * (rows.ndim - 1) + ((0, terms * blocks - rows.shape[-1]),))
+    return xp.sum(xp.sum(padded.reshape(*rows.shape[:-1], blocks, terms), axis=-1), axis=-1)
 
 
 class Turned(NamedTuple):

@@ -108,10 +108,15 @@ class Route:
     traced: Mapping[str, Points]
 
 
-def wide(lower: np.ndarray, upper: np.ndarray, gap: Any) -> np.ndarray:
-    """Whether (upper - lower) / upper exceeds ``gap``. Equal bounds are never wide, NaN always is."""
+def relative_gap(lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
+    """(upper - lower) / upper; 0 for equal bounds."""
     with np.errstate(invalid="ignore", divide="ignore"):
-        return ~(np.where(upper == lower, 0.0, (upper - lower) / upper) <= gap)
+        return np.where(upper == lower, 0.0, (upper - lower) / upper)
+
+
+def wide(lower: np.ndarray, upper: np.ndarray, gap: Any) -> np.ndarray:
+    """Whether the relative gap exceeds ``gap``. NaN always does."""
+    return ~(relative_gap(lower, upper) <= gap)
 
 
 def intersect(

@@ -27,7 +27,19 @@ from jaxdp.runtime.arrays import xp
 from jaxdp.runtime.backend import canary, x64
 from jaxdp.runtime.precision import kernel
 from jaxdp.sources import simple
-from jaxdp.sources.base import Answer, Asked, Known, Points, Route, Source, intersect, nothing, traced_bounds, wide
+from jaxdp.sources.base import (
+    Answer,
+    Asked,
+    Known,
+    Points,
+    Route,
+    Source,
+    intersect,
+    nothing,
+    relative_gap,
+    traced_bounds,
+    wide,
+)
 from jaxdp.sources.renyi import optimal_order
 
 # Efforts, cheapest first, used in turn until the gap is small enough: (contour nodes, quadrature nodes, smooth).
@@ -58,9 +70,11 @@ TRACED = Effort(16384, 512, False)  # under a trace, where each epsilon takes tw
 # relative gap is at most _SMALL_GAP times the gap asked for.
 _DEEP = 1e-60
 _SMALL, _SMALL_GAP = 1e-20, 100.0
+_SMALL_BEFORE = 0.01  # relative gap below which an effort that does not halve it is the last
 # The numerical gap of each of two enclosing pairs is small enough at the larger of these two shares.
 _SHARE_OF_GAP = 0.3  # of the gap asked for
 _SHARE_OF_DISTANCE = 0.5  # of the relative distance between the dominating pair's upper and the other's lower bound
+_BY_CONTOUR = 0.75  # share of the gap of two enclosing pairs, due to the contour, from which closer pairs are not tried
 _APART = 4.0  # pairs whose upper bounds differ by more than this multiple of the gap are too far apart to meet it
 _LEAST_PART = 1e-13  # error of the swapped pair's delta at a negative epsilon that is always small enough
 
@@ -231,7 +245,10 @@ class Compared:
 
 @dataclasses.dataclass(frozen=True)
 class _Contour:
-    """The contour at one effort. Bands are left out for deltas that are tiny, or whose bounds are close enough."""
+    """The contour at one effort. Bands are left out for deltas that are tiny, or whose bounds are close enough.
+
+    Without quadrature a row is settled if its gap, already small, is not halved: what is left is rounding.
+    """
 
     verb: str
     direction: str
@@ -246,7 +263,10 @@ class _Contour:
             points = jax.tree_util.tree_map(operator.itemgetter(rows), (params, target, upper))
             static = {"verb": self.verb, "direction": self.direction, "effort": self.effort}
             lower[rows], upper[rows] = contour_bounds(*points, **static)
-        return Answer(lower, upper)
+        if self.effort.quadrature > 1 or self.effort.lattice:
+            return Answer(lower, upper)
+        before = relative_gap(known.lower, known.upper)
+        return Answer(lower, upper, (before < _SMALL_BEFORE) & wide(lower, upper, 0.5 * before))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -272,7 +292,10 @@ class _Between:
         if not self.last:
             twice, allowed = np.tile(np.arange(target.size), 2), functools.partial(_allowed, asked)
             ((lower, upper),) = intersect(self.verb, [self.sources], pairs, target[twice], asked.rows(twice), allowed)
-            return Answer(lower[target.size :], upper[: target.size], _all_infinite(pairs, target.size))
+            unfinished = np.any(np.split(wide(lower, upper, allowed(lower, upper)), 2), axis=0)
+            (own, lower), (upper, _) = np.split(lower, 2), np.split(upper, 2)
+            by_contour = unfinished & (relative_gap(own, upper) > _BY_CONTOUR * relative_gap(lower, upper))
+            return Answer(lower, upper, by_contour | _all_infinite(pairs, target.size))
         outer, inner = (
             jax.tree_util.tree_map(operator.itemgetter(side), pairs)
             for side in (slice(target.size), slice(target.size, None))
