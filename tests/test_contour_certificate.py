@@ -256,12 +256,18 @@ def errorless_line(*arguments):
     return line._replace(**{name: 0 * getattr(line, name) for name in ("error", "rule", "mean_rule", "drift")})
 
 
+def unsmoothed(end, _nats, *arguments):
+    """The smoothing that damps the contour's end by 1e-9 nats."""
+    return SMOOTHING(end, 1e-9, *arguments)
+
+
 def endless(*arguments):
     """One step's line as if the strip around it had no ends."""
     return ALONG_EDGES(*arguments)[0], xp.full(2, -xp.inf)
 
 
 ALONG_EDGES = sampled_gaussian.along_edges
+SMOOTHING = contour._smoothing
 # error source: the patches that leave it out, (owner, attribute, replacement).
 SABOTAGE = {
     "alias": [(contour, "log_alias", lambda *a: (xp.asarray(NEVER), xp.asarray(NEVER)))],
@@ -275,7 +281,7 @@ SABOTAGE = {
     "truncation, discrete Gaussian": [
         (jaxdp.DiscreteGaussian, "log_modulus", lambda _self, low, _high: 0 * low + NEVER)
     ],
-    "smoothing": [(contour, "SMOOTH_EXPONENT", 1e-9), (contour, "log_tail", lambda *a: xp.asarray(NEVER))],
+    "smoothing": [(contour, "_smoothing", unsmoothed), (contour, "log_tail", lambda *a: xp.asarray(NEVER))],
     "quadrature": [(spectrum, "tilted_line", errorless_line)],
     # the charge for the ends of the line exceeds that for the mass beyond them: both charges must go
     "tail cut": [

@@ -12,6 +12,8 @@ import pytest
 
 import jaxdp
 from jaxdp import ApproximateDP, DiscreteLaplace, DiscretePair, PoissonSampled, PureDP, RandomizedResponse, accounting
+from jaxdp.mechanisms.finite import gaussian_pair
+from jaxdp.mechanisms.sampled_laws import sampled_part
 from jaxdp.numerics.exponential_sums import discrete_log_m
 from jaxdp.runtime.arrays import on_host
 from jaxdp.sources import contour
@@ -239,3 +241,31 @@ def test_a_tiny_mass_at_infinity_is_not_reported_larger_in_a_sum_over_outcomes()
         lower, upper = jaxdp.delta_bounds(jaxdp.repeat(once, 2), 50.0)
         exact = mass * (2 - mass)
         assert lower <= exact <= upper <= lower * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("mu, rate", [(0.01, 0.3), (0.4, 1e-4), (0.8, 0.002), (3.0, 1e-9), (3.0, 0.9)])
+def test_the_mass_without_loss_is_as_accurate_as_its_blur_says(mu, rate):
+    """Fixed-size batches under replace_one: the rest of a law with 16,000 outcomes, against exact sums."""
+    with on_host():
+        pair = gaussian_pair(mu, fine=True)
+        law = sampled_part(pair, rate, "replace")
+    with mp.workdps(40):
+        up = [i for i in range(pair.loss.size) if pair.loss[i] > 0 and pair.log_p[i] > -np.inf]
+        gained = mp.fsum(mp.exp(pair.log_p[i]) * -mp.expm1(-mp.mpf(float(pair.loss[i]))) for i in up)
+        same = mp.fsum(mp.exp(pair.log_q[i]) for i in range(pair.loss.size) if pair.loss[i] == 0)
+        exact = same + (1 - mp.mpf(rate)) * (gained + mp.mpf(float(pair.only_p)))
+        error = abs(mp.expm1(mp.mpf(float(law.log_weight[-1])) - mp.log(exact)))
+    assert 0 < law.blur[-1] < 5e-14
+    assert error < law.blur[-1]
+
+
+@pytest.mark.parametrize("z", [0.0, 1.0, 30.0, -31.0])
+def test_the_moment_of_a_law_of_many_outcomes_is_as_accurate_as_said(z):
+    with on_host():
+        law = sampled_part(gaussian_pair(0.5, fine=True), 0.01, "forward")
+        found, error = discrete_log_m(z, law.loss, law.log_weight, 0 * law.blur)
+    live = np.flatnonzero(law.log_weight > -np.inf)
+    with mp.workdps(40):
+        exact = mp.log(mp.fsum(mp.exp(mp.mpf(float(law.log_weight[i])) + z * mp.mpf(float(law.loss[i]))) for i in live))
+    assert error < 1e-12
+    assert abs(float(found - exact)) < error

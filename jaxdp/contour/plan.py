@@ -288,7 +288,9 @@ def _below(spectrum: Spectrum, above: jax.Array, cut: jax.Array, size: int) -> t
     return below, spectrum.real_swapped(below, cut, size)
 
 
-def _choose(candidates, k, eps, log_delta, sides: Sides, masses: Masses | None = None) -> tuple[jax.Array, ...]:
+def _choose(
+    candidates, k, eps, log_delta, sides: Sides, masses: Masses | None = None
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(c, period, log_height) of the candidate abscissa that allows the largest step without much cancellation."""
     height = _log_integrand(candidates, k, eps)
     cancels = ~(height <= xp.min(height) + _CANCELLATION)

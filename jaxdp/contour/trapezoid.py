@@ -33,8 +33,8 @@ from jaxdp.numerics.roots import Evaluation, proved_ends
 from jaxdp.numerics.rounding import ULP as _ULP
 from jaxdp.runtime.arrays import xp
 
-# Nats by which smoothing plus all Gaussians of the composition damp |M| where other bounds end: at least 16, and so many
-# that the nodes left out are negligible beside delta.
+# Nats by which smoothing plus all Gaussians of the composition damp |M| where other bounds end: at least 16, and more
+# where delta is far below the integrand, so that the nodes left out are negligible beside delta.
 SMOOTH_EXPONENT, _MOST_NATS, _NEGLIGIBLE = 16.0, 80.0, 5.0
 _FALLEN = 40.0  # nats by which the sampled steps must have decayed at the last node so that no smoothing is used
 _PLACES = 2.0 ** np.arange(10)  # multiples of the last node's t, up to one of which finite laws are bounded

@@ -4,6 +4,7 @@ import numpy as np
 
 from jaxdp.domains import SMALLEST
 from jaxdp.mechanisms.finite import FinitePair, Pair, Part, log_mass, with_losses
+from jaxdp.numerics.exponential_sums import blocks_of, sum_in_blocks
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import log_one_plus
 from jaxdp.runtime.arrays import xp
@@ -60,19 +61,20 @@ def sampled_part(pair: Pair, rate: Number, direction: str) -> Part:
     if direction == "reverse":
         return Part(-loss, under_q, blur, only_q, infinity)
     up, down = live & (base > 0) & ~none, in_p & in_q & (base < 0) & ~none
-    same = xp.sum(xp.where(none, xp.exp(log_q), 0.0))
+    same = sum_in_blocks(xp.where(none, xp.exp(log_q), 0.0))
     # By symmetry Q has as much mass above loss 0 as P has below; a larger difference is that of outcomes of loss 0
     # which rounding has put on one side.
-    mismatch = xp.sum(xp.where(up, xp.exp(log_q), 0.0)) - xp.sum(xp.where(down, xp.exp(log_p), 0.0))
-    total_variation = only_p + xp.sum(xp.where(up, -xp.exp(log_p) * xp.expm1(-xp.where(up, base, 0.0)), 0.0))
+    mismatch = sum_in_blocks(xp.where(up, xp.exp(log_q), 0.0)) - sum_in_blocks(xp.where(down, xp.exp(log_p), 0.0))
+    total_variation = only_p + sum_in_blocks(xp.where(up, -xp.exp(log_p) * xp.expm1(-xp.where(up, base, 0.0)), 0.0))
     # the mass at loss 0: 1 minus the masses on both sides, by the symmetry of the base written without a subtraction
     rest = same + (1 - rate) * total_variation - xp.where(xp.abs(mismatch) > 1e-9, mismatch, 0.0)
     loss, under_q = xp.where(up, loss, 0.0), xp.where(up, under_q, -xp.inf)
     return Part(
         xp.concatenate([loss, -loss, xp.zeros(1)]),
         xp.concatenate([under_q + loss, under_q, log_mass(rest)[None]]),
-        # the loss 0 is exact, but its mass is a rounded sum
-        xp.concatenate([blur, blur, xp.full(1, loss.shape[0] * ULP) + 2 * unsure]),
+        # The loss 0 is exact, but its mass is a sum in blocks, of terms that are off by 4 units of |log p| and 16 more:
+        # on average at most 4 log(terms) + 16 units.
+        xp.concatenate([blur, blur, xp.full(1, (sum(blocks_of(loss.shape[0])) + 100) * ULP) + 2 * unsure]),
         infinity,
         infinity,
     )

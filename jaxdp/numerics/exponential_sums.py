@@ -14,9 +14,7 @@ from jaxdp.typing import Array
 _LEAST_RATIO = 1e-100  # replaces a smaller modulus of m(c + it)/m(c)
 _RECIPROCALS = (1 / np.arange(20.0, 2.0, -1.0)).astype(complex)  # 1/k in Horner's form of e^z - 1 - z, |z| <= 1
 _TABLE_UNITS = 640  # error of the tables and their products, in 2^-53 (notebooks/proofs/contour_certificate.md, 5)
-# Largest Line.error at which the error of the tilted mean is treated as a shift of the loss: in general, and where most
-# of that error is the losses' own (blur). With larger errors of weights, next to the supremum, a shift costs more.
-_GOOD, _GOOD_IF_BLURRED = 1e-12, 1e-9
+_GOOD = 1e-12  # largest Line.error at which the error of the tilted mean is treated as a shift of the loss
 
 
 class Line(NamedTuple):
@@ -104,8 +102,7 @@ def mean_loss(line: Any, shifted: bool = True) -> tuple[jax.Array, jax.Array]:
 
 def _is_good(line: Any) -> jax.Array:
     """Whether the error of the tilted mean is treated as a shift of the loss."""
-    weights, losses = xp.sum(line.drift, axis=-1)
-    return (line.error < _GOOD) | (line.error < _GOOD_IF_BLURRED) & (weights <= losses)
+    return line.error < _GOOD
 
 
 def _weighted(w_re: jax.Array, w_im: jax.Array, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -42,7 +42,7 @@ class Asked(NamedTuple):
     gap: relative gap of the bounds. near: for each row a target; the gap may grow with the distance from it, see
     `gap_near`. None: it does not grow. upper_only: compute a lower bound only where it helps to find the upper bound.
     apart: for each row a lower bound from elsewhere, or 0, that the pair's upper bound does not approach. The gap of
-    the pair's own bounds may grow to a hundredth of their relative distance from it, if that is at most 20 times the gap.
+    the pair's own bounds may grow to a hundredth of the relative distance between the two, at most to 20 times `gap`.
     """
 
     gap: float
