@@ -4,7 +4,7 @@ import numpy as np
 
 from jaxdp.domains import SMALLEST
 from jaxdp.mechanisms.finite import FinitePair, Pair, Part, log_mass, with_losses
-from jaxdp.numerics.exponential_sums import blocks_of, sum_in_blocks
+from jaxdp.numerics.exponential_sums import sum_in_blocks, sum_units
 from jaxdp.numerics.rounding import ULP
 from jaxdp.numerics.special import log_one_plus
 from jaxdp.runtime.arrays import xp
@@ -74,7 +74,7 @@ def sampled_part(pair: Pair, rate: Number, direction: str) -> Part:
         xp.concatenate([under_q + loss, under_q, log_mass(rest)[None]]),
         # The loss 0 is exact, but its mass is a sum in blocks, of terms that are off by 4 units of |log p| and 16 more:
         # on average at most 4 log(terms) + 16 units.
-        xp.concatenate([blur, blur, xp.full(1, (sum(blocks_of(loss.shape[0])) + 100) * ULP) + 2 * unsure]),
+        xp.concatenate([blur, blur, xp.full(1, (sum_units(loss.shape[0]) + 80) * ULP) + 2 * unsure]),
         infinity,
         infinity,
     )

@@ -49,7 +49,7 @@ def _tilted(z: Array, loss: Array, log_weight: Array, blur: Array) -> tuple[jax.
     size = xp.where(live, xp.abs(log_weight) + (1 + xp.abs(z)) * xp.abs(loss) + xp.abs(log_m) + 8, 0.0)
     off = 4 * ULP * size + (1 + xp.abs(z)) * blur
     weight = xp.where(live, xp.exp(exponents - log_m), 0.0)
-    error = xp.sum(weight * off, axis=-1) + (sum(blocks_of(loss.shape[-1])) + 4) * ULP
+    error = xp.sum(weight * off, axis=-1) + sum_units(loss.shape[-1]) * ULP
     # The error is of first order: no bound (inf) if the exponent of a weight that may matter is off by more than 1/4.
     unsure = xp.any(live & (off > 0.25) & (exponents - log_m + off > -745.0), axis=-1)
     return log_m[..., 0], weight, off, xp.where(unsure, xp.inf, error)
@@ -125,8 +125,8 @@ def ratio_error(
     per_loss = xp.concatenate([line.drift, (xp.abs(line.weight) * modulus)[None]])
     sums, sums_with_loss = xp.sum(per_loss, axis=-1), xp.sum(per_loss * modulus, axis=-1)
     weights, losses, mean_modulus = sums
-    mean_units = 1.5 * (sum(blocks_of(size)) + 4) + 4
-    units = _TABLE_UNITS + 0.75 * (size + 4) + 1.5 * (sum(blocks_of(size)) + 4)
+    mean_units = 1.5 * sum_units(size) + 4
+    units = _TABLE_UNITS + 0.75 * (size + 4) + 1.5 * sum_units(size)
     # bounds of the sums of per_loss times min(t |L|, 2), which bounds |e^{itL} - 1|
     by_weight, by_loss, by_table = xp.minimum(t * sums_with_loss[:, None], 2 * sums[:, None])
     rounded = ULP * (units * t * by_table + 32 * (xp.abs(re) + xp.abs(im))) + line.rule
@@ -162,7 +162,7 @@ def log_ratios(
     inexact = nodes > 0
     if computed is not None:
         whole = sum_in_blocks(xp.stack([xp.real(line.weight), xp.imag(line.weight)]))
-        rounded = ULP * (24 + 1.5 * sum(blocks_of(line.loss.shape[0]))) * xp.sum(xp.abs(line.weight))
+        rounded = ULP * (24 + 1.5 * sum_units(line.loss.shape[0])) * xp.sum(xp.abs(line.weight))
         off = xp.where(computed, xp.stack([whole[0] - 1, whole[1], rounded]), 0.0)
         re, im, error, inexact = re + off[0], im + off[1], error + off[2], inexact | computed
     log_abs, angle = log_one_plus(re, im)
@@ -176,17 +176,25 @@ def split(count: int) -> tuple[int, int]:
     return inner, -(-count // inner)
 
 
-def blocks_of(terms: int) -> tuple[int, int]:
-    """(terms per block, blocks) for `sum_in_blocks`, both about sqrt(terms): its error is terms + blocks units."""
-    size = math.isqrt(max(terms - 1, 0)) + 1
-    return size, -(-terms // size)
+def sum_units(terms: int) -> int:
+    """Bound of the error of `sum_in_blocks`, in units of 2^-53 of the sum of the moduli of its terms.
+
+    A compiled program may take blocks of 32 terms instead, blocks of 32 of these sums and so on.
+    """
+    size = _block_size(terms)
+    return size - (-terms // size) + 32
+
+
+def _block_size(terms: int) -> int:
+    """About sqrt(terms), so that there are about as many blocks as terms in a block."""
+    return math.isqrt(max(terms - 1, 0)) + 1
 
 
 def sum_in_blocks(rows: jax.Array) -> jax.Array:
-    """Sums over the last axis, taken in the blocks of `blocks_of`."""
-    terms, blocks = blocks_of(rows.shape[-1])
-    padded = xp.pad(rows, ((0, 0),) * (rows.ndim - 1) + ((0, terms * blocks - rows.shape[-1]),))
-    return xp.sum(xp.sum(padded.reshape(*rows.shape[:-1], blocks, terms), axis=-1), axis=-1)
+    """Sums over the last axis, taken in blocks."""
+    terms, size = rows.shape[-1], _block_size(rows.shape[-1])
+    padded = xp.pad(rows, ((0, 0),) * (rows.ndim - 1) + ((0, -terms % size),))
+    return xp.sum(xp.sum(padded.reshape(*rows.shape[:-1], -1, size), axis=-1), axis=-1)
 
 
 class Turned(NamedTuple):
