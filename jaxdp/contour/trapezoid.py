@@ -98,17 +98,17 @@ def build_truncated(spectrum: Spectrum, plan: Plan, effort: Effort) -> Contour:
     extra, mixing, until = xp.zeros(1), xp.zeros(()), end
     if effort.smooth:
         places = end * _PLACES
-        known = log_held(spectrum, lines, end, places)
+        known = fallen + log_held(spectrum, lines, end, places)
         # rough errors relative to c (c + 1) delta: of the nodes left out, and of smoothing
         left_out = xp.exp(xp.clip(known + plan.log_height, -700.0, 700.0)) / (xp.pi * end)
-        nats = xp.clip(plan.log_height + xp.log(places) + _NEGLIGIBLE, SMOOTH_EXPONENT, _MOST_NATS)
+        nats = xp.clip(fallen + plan.log_height + xp.log(places) + _NEGLIGIBLE, SMOOTH_EXPONENT, _MOST_NATS)
         best = xp.argmin(xp.where(_PLACES > 1, left_out, 0.0) + nats / places**2)
-        until, held, nats = (xp.lookup(x, best) for x in (places, known, nats))
+        until, known, nats = (xp.lookup(x, best) for x in (places, known, nats))
         extra, mixing = _smoothing(until, nats, spectrum.mu2, fallen)
     mu2 = spectrum.mu2 + extra[0]
     tail = log_tail(spectrum, lines, fallen, until, mu2)
     if effort.smooth:
-        between = log_tail(spectrum, lines, xp.minimum(held, fallen), end, mu2)
+        between = log_tail(spectrum, lines, known, end, mu2)
         tail = xp.logaddexp(tail, xp.where(until > end, between, -xp.inf))
     nodes = along_line(spectrum, lines, c, step, effort.nodes + 1)
     log_m_c = xp.real(spectrum.closed(xp.asarray(c, xp.complex128))) + 0.5 * extra * c * (c + 1)

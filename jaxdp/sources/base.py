@@ -43,7 +43,7 @@ class Asked(NamedTuple):
     `gap_near`. None: it does not grow. upper_only: compute a lower bound only where it helps to find the upper bound.
     apart: for each row a lower bound from elsewhere, or 0, that the pair's upper bound does not approach. The gap of
     the pair's own bounds may grow to a hundredth of the relative distance between the two, at most to 20 times ``gap``
-    and 2e-5.
+    and 4e-5.
     """
 
     gap: float
@@ -76,7 +76,7 @@ Side = Callable[[Any, np.ndarray, Asked], tuple[Any, Any]]  # (params, target, a
 VACUOUS = {"epsilon": np.inf, "delta": 1.0}  # upper bounds that always hold
 BESIDE_GRADIENT = Asked(1e-6)  # accuracy of the bounds that are returned together with a derivative
 _GAP_PER_NAT, _LARGEST_GAP = 0.05, 0.2  # of `gap_near`: gap for each nat of distance from the target, largest gap
-_SHARE_OF_APART, _TIMES_APART, _MOST_APART = 0.01, 20.0, 2e-5  # see `Asked.apart`
+_SHARE_OF_APART, _TIMES_APART, _MOST_APART = 0.01, 20.0, 4e-5  # see `Asked.apart`
 _NEGLIGIBLE = {"epsilon": 1e-9, "delta": SMALLEST}  # upper bounds up to these are not narrowed
 _ZERO = 1e-12  # an epsilon up to this is taken for 0, where its derivative is 0; a search may end there
 
