@@ -15,7 +15,7 @@ from jaxdp import validate
 from jaxdp.domains import ABOVE_ONE, FINITE, NOT_NAN, PROBABILITY, SMALLEST
 from jaxdp.interval import Bounds
 from jaxdp.mechanisms import provenance
-from jaxdp.mechanisms.base import Mechanism, UnsupportedMechanismError, confined
+from jaxdp.mechanisms.base import Mechanism, UnsupportedMechanismError, confined, not_a_mechanism
 from jaxdp.mechanisms.composition import (
     batch_shape,
     flatten,
@@ -248,9 +248,7 @@ def _per_direction(mechanism: Mechanism, verb: str, value: Any, relation: Relati
 def check_mechanism(mechanism: object) -> tuple[Mechanism, list[Array | bool]]:
     """What `confined` returns: the mechanism with traced numbers moved into their domains, and tests; or TypeError."""
     if not isinstance(mechanism, Mechanism):
-        raise TypeError(
-            f"mechanism must be a jaxdp mechanism (such as jaxdp.Gaussian), got {type(mechanism).__name__}."
-        )
+        raise not_a_mechanism(mechanism)
     admitted, tests = confined(mechanism)
     return jax.tree.map(_in_double_precision, admitted), tests
 
@@ -267,7 +265,8 @@ _MARGIN = 0.9  # share of the user's gap at which the sources stop
 _FARTHEST = 100.0  # largest epsilon that is tried for a trade-off function, up to a margin of 1
 # `_down_to_zero` looks at upper bounds of epsilon below the first, and at deltas from the second on.
 _NEXT_TO_ZERO, _LARGE = 1e-9, 0.01
-_TARGETS = {"delta": PROBABILITY, "epsilon": NOT_NAN, "order": ABOVE_ONE, "z": FINITE}
+_DELTA = dataclasses.replace(PROBABILITY, remedy="Give the number itself, such as 1e-5.")
+_TARGETS = {"delta": _DELTA, "epsilon": NOT_NAN, "order": ABOVE_ONE, "z": FINITE}
 
 
 def _admitted(mechanism: Any, name: str, target: Any) -> tuple[Mechanism, Any, tuple[int, ...], Any]:

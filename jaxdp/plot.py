@@ -290,7 +290,7 @@ def _few_ticks(axis: Axis, values: np.ndarray) -> None:
 def _finish(ax: Axes, key: _Key, dataset: Dataset, x: str, y: str, fixed: dict[str, Any], values: DataArray) -> None:
     _scale(ax, values[x].values, "x")
     shown = values.values[np.isfinite(values.values) & (values.values > 0)]
-    if shown.size and shown.max() > 30 * shown.min() and y != "tradeoff":
+    if shown.size and shown.max() > 30 * shown.min() and "tradeoff" not in (y, dataset.attrs.get("verb")):
         ax.set_yscale("log")
         _few_ticks(ax.yaxis, shown)
     quantity = _shared(ax.get_ylabel().replace("\n", " "), _title(dataset, y))

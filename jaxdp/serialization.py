@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxdp import validate
-from jaxdp.mechanisms.base import Mechanism
+from jaxdp.mechanisms.base import Mechanism, not_a_mechanism
 
 SCHEMA = 1
 """Version number of the JSON format. A release reads its own format and all formats with smaller numbers."""
@@ -34,7 +34,7 @@ def to_json(mechanism: Mechanism) -> str:
     Raises TypeError if the argument is not a mechanism, holds a traced number, or its class is not part of jaxdp.
     """
     if not isinstance(mechanism, Mechanism):
-        raise TypeError(f"mechanism must be a jaxdp mechanism, got {mechanism!r}.")
+        raise not_a_mechanism(mechanism)
     return json.dumps({"jaxdp": SCHEMA, "mechanism": _encoded("mechanism", mechanism)}, allow_nan=False)
 
 
@@ -64,7 +64,7 @@ def from_json(text: str) -> Mechanism:
         content = json.loads(text, object_pairs_hook=_each_once)
     except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(
-            f"text must be the JSON of a mechanism, as jaxdp.to_json writes it; not JSON: {error}."
+            f"text must be the JSON of a mechanism, as jaxdp.to_json writes it (of a file, its content); not JSON: {error}."
         ) from None
     if not isinstance(content, dict) or set(content) != {"jaxdp", "mechanism"}:
         raise ValueError('text must be {"jaxdp": schema number, "mechanism": {...}}, as jaxdp.to_json writes it.')
@@ -83,7 +83,7 @@ def from_json(text: str) -> Mechanism:
 def _encoded(name: str, value: Any) -> Any:
     if isinstance(value, Mechanism):
         cls = type(value)
-        if records_by_name().get(cls.__name__) is not cls:
+        if _loaded().get(cls.__name__) is not cls:
             raise TypeError(
                 f"{name} must be of a class of jaxdp, got {cls.__name__}, which jaxdp.from_json could not read. "
                 "Save the parameters of your own mechanisms in a format of your own."
@@ -145,7 +145,7 @@ def _number(name: str, value: Any) -> Any:
 
 def _record(name: str, content: dict[str, Any]) -> Mechanism:
     kind = content.get("class")
-    cls = records_by_name().get(kind) if isinstance(kind, str) else None
+    cls = _loaded().get(kind) or records_by_name().get(kind) if isinstance(kind, str) else None
     if cls is None:
         known = sorted(each for each in records_by_name() if each[0] != "_")
         raise ValueError(f"{name}: unknown class {kind!r}; known: {', '.join(known)}.")
@@ -170,6 +170,11 @@ def records_by_name() -> dict[str, type[Mechanism]]:
     """All record classes of jaxdp, by class name."""
     for module in _OTHER_MODULES:
         importlib.import_module(module)
+    return _loaded()
+
+
+def _loaded() -> dict[str, type[Mechanism]]:
+    """The record classes of the modules imported so far."""
     classes: list[type[Mechanism]] = [Mechanism]
     for cls in classes:  # the list grows: subclasses of subclasses follow
         classes += cls.__subclasses__()

@@ -190,6 +190,30 @@ def test_a_mechanism_that_is_no_randomizer_is_answered_with_the_record_for_it():
         jaxdp.epsilon(jaxdp.Shuffled(jaxdp.PureDP(1.0), 100), 1e-6)
 
 
+@pytest.mark.parametrize(
+    ("mechanism", "remedy"),
+    [
+        ([jaxdp.Gaussian(1.0), jaxdp.Gaussian(2.0)], r"got list\. Compose several as jaxdp\.compose"),
+        (jaxdp.Gaussian, r"got the class Gaussian\. Call it"),
+        (jaxdp.PoissonSampled([jaxdp.Gaussian(1.0)], 0.1), r"got list\. Compose several"),
+    ],
+)
+def test_what_is_no_mechanism_is_answered_with_what_to_write(mechanism, remedy):
+    with pytest.raises(TypeError, match=remedy):
+        jaxdp.epsilon(mechanism, 1e-6)
+
+
+def test_sampling_inside_sampling_is_answered_with_the_product_of_the_probabilities():
+    inner = jaxdp.PoissonSampled(jaxdp.Gaussian(1.0), 0.1)
+    with pytest.raises(jaxdp.UnsupportedMechanismError, match="multiply the probabilities"):
+        jaxdp.epsilon(jaxdp.PoissonSampled(inner, 0.1), 1e-6)
+
+
+def test_a_refused_end_of_a_bracket_is_named():
+    with pytest.raises(ValueError, match=r"an end of bracket was refused: noise_multiplier must be .* got 0\.0"):
+        jaxdp.calibrate(jaxdp.Gaussian, epsilon=1.0, delta=1e-5, bracket=(0.0, 10.0))
+
+
 @pytest.mark.parametrize("bad", [np.nan, -1.0])
 @pytest.mark.parametrize(
     "bound",

@@ -141,6 +141,11 @@ def test_false_negative_rates_are_named_and_get_a_linear_axis():
     ax = plot.curves(axes(), data, "x")
     assert (ax.get_ylabel(), ax.get_yscale()) == ("false negative rate", "linear")
 
+    def missed(k, x):
+        return jaxdp.tradeoff(jaxdp.RandomizedResponse(1.0, k), x)
+
+    assert plot.curves(axes(), jaxdp.sweep(missed, k=[2, 3], x=rates), "x").get_yscale() == "linear"
+
 
 def test_a_title_of_the_callers_stays(dataset):
     ax = axes()

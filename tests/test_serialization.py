@@ -2,6 +2,8 @@
 
 import json
 import pathlib
+import subprocess
+import sys
 from fractions import Fraction
 
 import jax
@@ -181,3 +183,12 @@ def test_an_extended_float_is_written_as_the_number_that_verbs_compute_with():
     given = jaxdp.Gaussian(np.array([1, 2], np.longdouble) / 3)
     assert jaxdp.from_json(jaxdp.to_json(given)) == jaxdp.Gaussian(np.array([1 / 3, 2 / 3]))
     assert jaxdp.from_json(jaxdp.to_json(jaxdp.Gaussian(np.longdouble(1) / 3))) == jaxdp.Gaussian(1 / 3)
+
+
+def test_text_of_a_mechanism_that_is_loaded_needs_no_other_module():
+    code = (
+        "import sys, jaxdp; m = jaxdp.repeat(jaxdp.Gaussian(2.0), 3);"
+        "assert jaxdp.from_json(jaxdp.to_json(m)) == m; print('dp_accounting' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

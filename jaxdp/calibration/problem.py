@@ -66,9 +66,8 @@ class Problem:
                 validate.reject("bracket", low, ~(low <= high), "wide enough to hold a whole number")
             mechanism_shape = _shape_of(make(_number(low.flat[0])))
         except ValueError as error:
-            if bracket is None:
-                raise ValueError(NEEDS_BRACKET.format(error)) from error
-            raise
+            message = NEEDS_BRACKET if bracket is None else "an end of bracket was refused: {}"
+            raise ValueError(message.format(error)) from error
         shape = validate.broadcast(epsilon=target, delta=delta, bracket=low, mechanism=np.empty(mechanism_shape))
         target, delta, low, high = (np.broadcast_to(a, shape).ravel() for a in (target, delta, low, high))
         by_array = _takes_arrays(make, (np.rint if refusal else np.array)(grid(low, high)).reshape(-1, *shape))

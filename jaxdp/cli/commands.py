@@ -45,7 +45,7 @@ def _rows(parts: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _bounds_options(verb: str, parser: argparse.ArgumentParser, required: bool) -> None:
     parser.add_argument("--" + _VERBS[verb][0].replace("_", "-"), required=required, metavar="RANGE")
-    parser.add_argument("--out", metavar="FILE.csv", help="write all rows, with all digits, to this file")
+    parser.add_argument("--out", metavar="FILE.csv", help="write all rows, all digits, to this file; folders are made")
     if verb != "tradeoff":
         gap = "relative gap of the certified bounds at which work stops, in (0, 1) (default 1e-6)"
         parser.add_argument("--gap", type=float, metavar="GAP", help=gap)
@@ -142,7 +142,7 @@ def _report_options(parser: argparse.ArgumentParser, required: bool) -> None:
         where = f"{name} at which {other} is certified; the first one is the headline"
         group.add_argument(f"--{name}", metavar="RANGE", help=where)
     mechanisms.progress_option(parser)
-    parser.add_argument("--out", required=required, metavar="FILE.html", help="the page")
+    parser.add_argument("--out", required=required, metavar="FILE.html", help="the page; folders are made")
 
 
 def _report(arguments: argparse.Namespace) -> None:

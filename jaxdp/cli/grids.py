@@ -47,7 +47,9 @@ def _sweep_options(parser: argparse.ArgumentParser, required: bool) -> None:
     group.add_argument("--delta", metavar="RANGE", help="sweep epsilon at these deltas")
     group.add_argument("--epsilon", metavar="RANGE", help="sweep delta at these epsilons")
     parser.add_argument("--out", metavar="FILE", help=".nc or .zarr; an interrupted sweep goes on from its parts")
-    parser.add_argument("--plot", metavar="FILE", help="picture of the sweep (.png, .pdf, .svg)")
+    parser.add_argument(
+        "--plot", metavar="FILE", help="picture (.png, .pdf, .svg), at the first values of axes not drawn"
+    )
     parser.add_argument("--batch-size", type=int, metavar="N", help="grid points evaluated at once")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
 

@@ -11,7 +11,7 @@ import numpy as np
 from jaxdp import validate
 from jaxdp.allocation.renyi import log_moment
 from jaxdp.domains import PROBABILITY, SMALLEST, Domain, field, whole
-from jaxdp.mechanisms.base import Mechanism, UnsupportedMechanismError, record
+from jaxdp.mechanisms.base import Mechanism, UnsupportedMechanismError, not_a_mechanism, record
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import as_gaussian, flatten, repeat
 from jaxdp.mechanisms.finite import Part
@@ -106,7 +106,7 @@ class RandomAllocation(Mechanism):
     def check_structure(self) -> None:
         """The steps must be Gaussian noise."""
         if not isinstance(self.mechanism, Mechanism):
-            raise TypeError(f"mechanism must be a jaxdp mechanism, got {type(self.mechanism).__name__}.")
+            raise not_a_mechanism(self.mechanism)
         atoms = [atom for atom, _ in flatten(self.mechanism)]
         other = next((atom for atom in atoms if not isinstance(atom, Gaussian)), None)
         if other is not None or not atoms:

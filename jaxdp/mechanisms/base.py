@@ -26,6 +26,16 @@ T = TypeVar("T", bound=type)
 M = TypeVar("M", bound="Mechanism")
 
 
+def not_a_mechanism(value: object) -> TypeError:
+    """The error for an argument ``mechanism`` that is not a mechanism."""
+    kind, remedy = type(value).__name__, ""
+    if isinstance(value, (list, tuple)):
+        remedy = " Compose several as jaxdp.compose(*mechanisms)."
+    elif isinstance(value, type):
+        kind, remedy = f"the class {value.__name__}", " Call it, as in jaxdp.Gaussian(1.0)."
+    return TypeError(f"mechanism must be a jaxdp mechanism (such as jaxdp.Gaussian(1.0)), got {kind}.{remedy}")
+
+
 class UnsupportedMechanismError(ValueError):
     """Raised where no theorem is known for a combination, or where it needs data that the record does not hold.
 

@@ -108,7 +108,7 @@ def natural_relation(mechanism: Mechanism) -> Relation:
     if len(naturals) > 1:
         atoms = [atom for atom, _ in flatten(mechanism)]
         common = [repr(each) for each in RELATIONS if each and all(each in atom.relations for atom in atoms)]
-        remedy = f"give relation {' or '.join(common)}" if common else "no relation is available for all of them"
+        remedy = f"give relation {' or '.join(common)}" if common else "none is known for all: account for them apart"
         raise UnsupportedMechanismError(
             f"the composed mechanisms have different natural relations ({', '.join(sorted(naturals))}): {remedy}."
         )

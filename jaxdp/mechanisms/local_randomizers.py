@@ -309,6 +309,9 @@ class LocalLaplace(KnownRandomizer):
         return self.epsilon
 
 
+_TABLE = "Give one row for each input and one column for each report; divide rows that are off by rounding only."
+
+
 @record
 class FiniteRandomizer(KnownRandomizer):
     """Any local randomizer with finitely many inputs and reports, given by its table of probabilities.
@@ -341,7 +344,7 @@ class FiniteRandomizer(KnownRandomizer):
         plain = jnp if isinstance(self.probabilities, jax.Array) else np
         sums = plain.sum(plain.asarray(self.probabilities), axis=-1)
         worst = plain.where(plain.max(sums, -1) - 1 > 1 - plain.min(sums, -1), plain.max(sums, -1), plain.min(sums, -1))
-        one = Domain(lambda x: abs(x - 1) <= 1e-12, "1 (to 1e-12)", remedy="Normalise the rows.")
+        one = Domain(lambda x: abs(x - 1) <= 1e-12, "1 (to 1e-12)", remedy=_TABLE)
         return {"the sum of each row of probabilities": (worst, one)}
 
     def log_mgf(self, z: jax.Array) -> jax.Array:

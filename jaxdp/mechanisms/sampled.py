@@ -11,7 +11,14 @@ import numpy as np
 from jaxdp import validate
 from jaxdp.domains import PROBABILITY, RATE, field
 from jaxdp.mechanisms import finite, sampled_laws
-from jaxdp.mechanisms.base import FiniteLaw, Mechanism, UnsupportedMechanismError, record, static_field
+from jaxdp.mechanisms.base import (
+    FiniteLaw,
+    Mechanism,
+    UnsupportedMechanismError,
+    not_a_mechanism,
+    record,
+    static_field,
+)
 from jaxdp.mechanisms.basic import Gaussian
 from jaxdp.mechanisms.composition import BOTH_ORDERS, as_gaussian, event_dims, flatten, is_gaussian
 from jaxdp.runtime.arrays import xp
@@ -124,12 +131,13 @@ class Sampled(FiniteLaw):
     def check_structure(self) -> None:
         """Raise unless the base is Gaussian noise or has a finite pair, and is stated for the relation needed."""
         if not isinstance(self.mechanism, Mechanism):
-            raise TypeError(f"mechanism must be a jaxdp mechanism, got {type(self.mechanism).__name__}.")
+            raise not_a_mechanism(self.mechanism)
         kind, base = type(self).__name__, type(self.mechanism).__name__
         if not (is_gaussian(self.mechanism) or any(map(self.mechanism.offers, ("finite_pair", "enclosing_pair")))):
             raise UnsupportedMechanismError(
                 f"{kind} needs a base that gives the probabilities of its outcomes, got {base}. Use a DiscretePair "
-                "that dominates it, for example from jaxdp.conversions.pair_from_profile."
+                "that dominates it, for example from jaxdp.conversions.pair_from_profile. Of Poisson sampling "
+                "inside Poisson sampling, multiply the probabilities."
             )
         if any(atom.fixed_order for atom, _ in flatten(self.mechanism)):
             raise UnsupportedMechanismError(

@@ -103,7 +103,7 @@ class Checkpoints:
         newest = self.furthest()
         path = self._directory / str(newest if count is None else count)
         if not path.exists():
-            raise FileNotFoundError(f"no checkpoint at {path}.")
+            raise FileNotFoundError(f"no checkpoint at {path}. Restore only where furthest() is above 0.")
         wanted = {"params": params, "state": state._asdict()}
         mismatch = ValueError(f"params must have the structure and shapes of those saved at {path}.")
         with self._orbax.StandardCheckpointer() as reader:

@@ -244,7 +244,10 @@ class DPSGD:
         return optax.GradientTransformationExtraArgs(private.init, update)
 
     def privatize(self, key: jax.Array, *, partition: object = None) -> optax.GradientTransformationExtraArgs:
-        """The transformation to the noisy mean gradient; any optimizer may follow. Arguments as for `optimizer`."""
+        """The transformation to the noisy mean gradient; any optimizer may follow, none may stand before it.
+
+        Arguments as for `optimizer`.
+        """
 
         def move(
             grads: Any, count: jax.Array, params: Any, draws: Any, *, mask: Any = None, **_: Any
@@ -282,7 +285,7 @@ class DPSGD:
         return parts[0] if len(parts) == 1 else compose(*parts)
 
     def privacy_spent(self, state: noise.NoisyState | optax.OptState, delta: float) -> float:
-        """Certified epsilon at delta, in (0, 1], of the steps taken so far, under add_or_remove.
+        """Certified epsilon at delta, in [0, 1], of the steps taken so far, under add_or_remove.
 
         state: the state of `optimizer` or `privatize`, or of a chain that contains one of them; not traced. A further
         count compiles no further program, unless it brings a new setting of a schedule.
