@@ -64,7 +64,8 @@ def from_json(text: str) -> Mechanism:
         content = json.loads(text, object_pairs_hook=_each_once)
     except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(
-            f"text must be the JSON of a mechanism, as jaxdp.to_json writes it (of a file, its content); not JSON: {error}."
+            "text must be the JSON of a mechanism, as jaxdp.to_json writes it (of a file, its content); "
+            f"not JSON: {error}."
         ) from None
     if not isinstance(content, dict) or set(content) != {"jaxdp", "mechanism"}:
         raise ValueError('text must be {"jaxdp": schema number, "mechanism": {...}}, as jaxdp.to_json writes it.')

@@ -127,10 +127,8 @@ class Shuffled(Mechanism):
             kind = type(self.randomizer).__name__
             known = "a named one such as RandomizedResponse"
             message = f"randomizer must be a LocalRandomizer or {known}, got {kind}. "
-            message += (
-                "For a randomizer known by its guarantee alone use LocalRandomizer(epsilon, delta), for a table of "
-            )
-            message += "the reports' probabilities FiniteRandomizer(table)."
+            message += "For a randomizer known by its guarantee alone use LocalRandomizer(epsilon, delta), for a "
+            message += "table of report probabilities FiniteRandomizer(table)."
             raise UnsupportedMechanismError(message) if isinstance(self.randomizer, Mechanism) else TypeError(message)
         validate.choice("bound", self.chosen_bound(), BOUNDS)
         if self.chosen_bound() == "blanket" and not isinstance(self.randomizer, KnownRandomizer):
