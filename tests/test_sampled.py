@@ -20,7 +20,7 @@ from jaxdp.mechanisms.spectrum import spectrum
 from jaxdp.numerics.rounding import ULP
 from jaxdp.runtime.arrays import on_host, xp
 from jaxdp.runtime.backend import compiler_options
-from jaxdp.sources import contour
+from jaxdp.sources import base, contour
 from jaxdp.sources.simple import law_bounds
 
 # Relative tolerances.
@@ -564,6 +564,14 @@ def test_outcomes_without_mass_are_not_summed_and_closer_pairs_serve_only_the_bo
     fine = [len(stacks[0][1]) for stacks in asked if getattr(stacks[0][0].mechanism, "fine", False)]
     assert fine and set(fine) == {1}
     assert jaxdp.epsilon_bounds(rounds_of, 1e-6, relation="replace_one", gap=1e-7).upper == upper
+
+
+def test_a_gap_grows_with_the_distance_from_a_lower_bound_from_elsewhere():
+    """A hundredth of the distance, between the gap asked for and 20 times that, or 4e-5; not at all beside inf."""
+    apart = np.array([np.inf, 0.0, 0.999, 1.0, 2.0])
+    for gap, allowed in ((1e-6, 2e-5), (1e-5, 4e-5), (1e-3, 1e-3)):
+        found = base.Asked(gap, apart=apart).allowed(np.full(5, 0.9), np.ones(5))
+        assert found == pytest.approx([gap, allowed, max(gap, 1e-5), gap, gap])
 
 
 NOTHING = jaxdp.Shuffled(jaxdp.RandomizedResponse(1e-9), num_users=1000)

@@ -43,7 +43,7 @@ class Asked(NamedTuple):
     `gap_near`. None: it does not grow. upper_only: compute a lower bound only where it helps to find the upper bound.
     apart: for each row a lower bound from elsewhere, or 0, that the pair's upper bound does not approach. The gap of
     the pair's own bounds may grow to a hundredth of the relative distance between the two, at most to 20 times ``gap``
-    and 4e-5.
+    and 4e-5. inf, or no array: it does not grow.
     """
 
     gap: float

@@ -350,7 +350,7 @@ class _Symmetric:
             if rest:
                 found += intersect(self.verb, [contour_route(rest, "replace").sources[self.verb]], rest, target, asked)
             beside = np.maximum.reduce([lower for lower, _ in found])
-            accuracy = asked._replace(upper_only=not np.any(attained), apart=np.where(attained, np.nan, beside))
+            accuracy = asked._replace(upper_only=not np.any(attained), apart=np.where(attained, np.inf, beside))
         ((lower, upper),) = intersect(self.verb, [self.sources], params, target, accuracy)
         lower = np.fmax(np.where(attained, lower, 0.0), beside)
         return Answer(np.fmin(lower, upper), upper, True)
