@@ -620,6 +620,21 @@ def test_fields_are_as_documented():
     assert len(jax.tree_util.tree_leaves(allocation(3, 1.0))) == 3
 
 
+@pytest.mark.slow
+def test_the_estimate_of_delta_has_derivatives():
+    """Also where a contour fills a part of its nodes only."""
+    point = np.array([2.0, 0.05923])
+
+    def log_delta(noise, epsilon):
+        return bounds.log_delta(1000.0, noise, 1.0, epsilon)
+
+    with on_host():
+        differences = [log_delta(*(point + step)) - log_delta(*(point - step)) for step in 1e-5 * np.eye(2)]
+    with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
+        derivatives = jax.jit(jax.jacfwd(log_delta, (0, 1)), compiler_options=compiler_options("cpu"))(*point)
+    assert np.array(derivatives) == pytest.approx(np.array(differences) / 2e-5, rel=1e-5)
+
+
 @pytest.mark.thorough
 def test_a_trace_gives_the_value_its_derivative_and_the_vacuous_bound():
     def epsilon(noise):

@@ -151,7 +151,9 @@ def _blocks(nodes: Any, effort: Effort) -> Any:
 
 
 def _transform(x: Any, w: Any, h: Any, blocks: Any, effort: Effort) -> Any:
-    """Real and imaginary parts of phi(jh) = sum w e^{ijhx}, j = 0, 1, ..., for the first ``blocks`` blocks; 0 beyond.
+    """Real and imaginary parts of phi(jh) = sum w e^{ijhx}, j = 0, 1, ..., for the first ``blocks`` blocks.
+
+    Beyond them it is 1, where its angle has a derivative.
 
     e^{ijhx} is the product of a power for the block, a power for the row and a power for the column of j. Matrix
     products sum over x.
@@ -169,8 +171,8 @@ def _transform(x: Any, w: Any, h: Any, blocks: Any, effort: Effort) -> Any:
         im = product[rows:, :columns] + product[:rows, columns:]
         return xp.set_at(values, k, xp.stack([re, im])), u * cosine - v * sine, u * sine + v * cosine
 
-    nothing = xp.zeros((effort.blocks, 2, rows, columns))
-    values = xp.fori_loop(0, blocks, block, (nothing, w, 0 * w))[0]
+    ones = xp.ones((effort.blocks, rows, columns))
+    values = xp.fori_loop(0, blocks, block, (xp.stack([ones, 0 * ones], axis=1), w, 0 * w))[0]
     return xp.moveaxis(values, 1, 0).reshape(2, -1)
 
 
