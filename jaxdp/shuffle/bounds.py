@@ -164,8 +164,8 @@ def _patience_of_counts(made: Law, users: Any, *_: Any) -> int:
     two = made.base.shape[1] == 2
     terms_a_step = counts.DEPTH if two else counts.LANES * counts.DEPTH_OF_LANES
     # time of compiling, and of a point besides its steps; both in units of NumPy's steps
-    alone, together = ((4000.0, 30.0), (24000.0, 2.0)) if two else ((6000.0, 15.0), (6000.0, 2.0))
-    compiling, beside = together if many(made) else alone
+    of_two = (24000.0, 2.0) if many(made) else (4000.0, 30.0)
+    compiling, beside = of_two if two else (1000.0, 15.0)
     return max(int(compiling / (beside + np.max(countable(made, users), initial=1.0) / terms_a_step)), 1)
 
 
@@ -187,7 +187,7 @@ _KERNELS = {
         tries=12,
     ),
     "nodes": _pair(
-        contour.evaluate_long, _alive_in_long_sum, (_patience(7.0), _patience(4.0, together=False)), (256, 1)
+        contour.evaluate_long, _alive_in_long_sum, (_patience(7.0), _patience(0.5, together=False)), (256, 1)
     ),
     # with over two outcomes a call computes one point, as points wait for the slowest
     "counts": _pair(
